@@ -353,7 +353,8 @@ def declared(thing: Any) -> list[tuple[Callable[..., Any], HandlerDeclaration]]:
         what = f"{getattr(thing, '__qualname__', type(thing).__name__)}"
         raise TypeError(
             f"{what} declares no node: decorate it, or a method of it, "
-            "with @node, @rpc, @source or @node.link, or to run at certain times with @every or @cron"
+            "with @node, @rpc, @source or @node.link, or to run at certain times with @every or @cron. "
+            "A container's own @app.node declares a function for that container alone"
         )
     # In the order of the class body, as its author wrote it.
     order = {name: at for at, name in enumerate(vars(type(thing)))}

@@ -444,7 +444,13 @@ class Dialler:
         policy = self._dialling.reconnect
         since = trio.current_time()
         failure = await self._try_each()
-        if failure is not None and policy is not None and self._patient and not _is_final(failure):
+        if (
+            failure is not None
+            and policy is not None
+            and self._patient
+            and not connection.closing
+            and not _is_final(failure)
+        ):
             log.warning("%s; trying again", failure)
             failure = await self._redial(policy, since)
         while failure is None and policy is not None and connection.recovers:
@@ -609,6 +615,8 @@ class Dialler:
                 # the other URLs come first. A peer that has closed for this condition takes no more of this client.
                 self._urls.rotate(-1)
             return
+        if error is None and connection.closing:
+            raise ConnectFailed(f"the connection to {url} was closed before it was open")
         if error is None:
             raise ConnectFailed(f"{url} closed the connection at once")
         condition = str(error.condition)

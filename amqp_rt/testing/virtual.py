@@ -79,7 +79,9 @@ class VirtualAmqp:
         *options* are those of :class:`~amqp_rt.Broker`; with a store, messages are stored.
         """
         options.setdefault("volatile", "store" not in options)
-        made = Broker(name, clock=self.clock, network=self.network, **options)
+        options.setdefault("clock", self.clock)
+        options.setdefault("network", self.network)
+        made = Broker(name, **options)
         self._made.append(made)
         return made
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import trio
 from amqp_rt import Broker, Container, node
 from amqp_rt.broker import Queue
 from amqp_rt.errors import LinkRefused
+from amqp_rt.limits import Limits
 from amqp_rt.net.memory import MemoryNetwork
 
 #: Program that consumes from the queue "work", and tells each step by a line.
@@ -234,6 +236,26 @@ async def test_a_peer_without_the_address_is_an_error() -> None:
         app = Container("app", nodes=[work], network=network)
         with pytest.RaisesGroup(LinkRefused, flatten_subgroups=True, allow_unwrapped=True):
             await app.run_async("memory://far", signals=False)
+
+
+async def test_a_stop_while_a_login_is_judged_blames_no_peer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = MemoryNetwork()
+
+    @node("work")
+    async def work(body: str) -> None: ...
+
+    limits = Limits(failed_login_delay_s=30)
+    async with Broker("far", network=network, users={"ada": "x"}, limits=limits) as far:
+        await far.listen("memory://far")
+        app = Container("app", nodes=[work], network=network)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(app.run_async, "memory://ada:y@far", signals=False))
+            await trio.sleep(1)
+            app.stop()
+    assert "wrong user or password for 'ada'" in caplog.text
+    assert "trying again" not in caplog.text
 
 
 async def test_there_is_a_place_to_run_at() -> None:

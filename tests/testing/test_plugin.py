@@ -36,7 +36,7 @@ def test_plain_tests_in_virtual_time(project: pytest.Pytester) -> None:
     project.makepyfile(
         """
         import pytest, trio
-        from amqp_rt import node, rpc
+        from amqp_rt import Container, node, rpc
         from amqp_rt.broker import Queue
         from amqp_rt.errors import AmqpError, DeadlineExceeded
 
@@ -90,6 +90,20 @@ def test_plain_tests_in_virtual_time(project: pytest.Pytester) -> None:
                     return before, broker.stats("dead").available
             assert amqp.run(scenario) == (0, 1)
 
+        def test_a_broker_on_the_network_of_a_program(amqp):
+            app = Container("shop")
+            @app.rpc("orders/price")
+            async def price(sku: str) -> int:
+                return len(sku)
+            with pytest.raises(TypeError, match="@app.node declares a function for that container alone"):
+                amqp.container(price)
+            broker = amqp.broker(network=app.network, volatile=True)
+            async def scenario():
+                await broker.listen("memory://broker")
+                async with app, app.connect("memory://broker") as peer:
+                    return peer.peer.container_id
+            assert amqp.run(scenario) == "broker"
+
         def test_two_worlds_do_not_meet(amqp):
             bus = amqp.container(Orders())
             amqp.run(bus.call, "orders/price", "A-1")
@@ -97,7 +111,7 @@ def test_plain_tests_in_virtual_time(project: pytest.Pytester) -> None:
                 amqp.run(bus.call, "orders/price", "A-1")
         """
     )
-    passed(project, 6, "-p", "no:anyio", "-p", "no:asyncio", "-p", "no:trio")
+    passed(project, 7, "-p", "no:anyio", "-p", "no:asyncio", "-p", "no:trio")
 
 
 @pytest.mark.slow

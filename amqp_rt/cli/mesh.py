@@ -71,7 +71,7 @@ def mesh() -> None:
     """Look at a mesh from one of its members: nodes, addresses, legs and paths; drain the member; ask for its health.
 
     \b
-    A first member:    amqp-rt serve --dev --name one --mesh-name shop
+    A first member:    amqp-rt serve --dev --name one --mesh-name shop --mesh-role interior
     A second one:      amqp-rt serve --dev --name two --listen amqp://127.0.0.1:5673 \\
                            --mesh amqp://127.0.0.1:5672 --mesh-name shop --mesh-role interior
     What they know:    amqp-rt mesh show nodes

@@ -14,7 +14,9 @@ from msgspec import Struct
 from ..addresses import parse_url
 from ..container.connections import Connection
 from ..errors import AmqpError
+from ..loglimit import error_text
 from ..net.endpoints import is_loopback
+from ..outcomes import Error
 from .discovery import Discovery, Found
 from .routing import RoutingEngine
 from .ways import Ways, weight_of
@@ -48,6 +50,8 @@ class _Place(Struct):
     dialling: bool = False
     dial_at: float = -math.inf
     pause_s: float = REDIAL_S
+    #: Why the last attempt failed, as it was logged; empty if it did not.
+    failure: str = ""
 
 
 class Dialling:
@@ -60,6 +64,8 @@ class Dialling:
         dial: Opens a connection.
         zone: Zone of this member.
         is_member: Returns the id of the member of the mesh at the other end of a connection; None if that is none.
+        take_refusal: Returns the error with which the member at the other end has refused to use a connection; None if it
+            has not.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class Dialling:
         *,
         zone: str,
         is_member: Callable[[Connection], str | None],
+        take_refusal: Callable[[Connection], Error | None],
     ) -> None:
         self._engine = engine
         self._ways = ways
@@ -78,6 +85,7 @@ class Dialling:
         self._dial = dial
         self._zone = zone
         self._is_member = is_member
+        self._take_refusal = take_refusal
         self.places: dict[str, _Place] = {}
         self._wakeup = trio.Event()
         #: When an edge dialled last.
@@ -195,7 +203,15 @@ class Dialling:
                 place.node = node
                 self.look()
                 await connection.wait_closed()
-                place.pause_s = REDIAL_S
+                refusal = self._take_refusal(connection)
+                if refusal is None:
+                    place.pause_s = REDIAL_S
+                    place.failure = ""
+                else:
+                    self._log_failure(
+                        place,
+                        f"{node!r:.100} at {place.found.url} refuses this member: {error_text(refusal)}",
+                    )
         except (AmqpError, OSError) as error:
             log.debug("mesh: %s cannot be dialled: %s", place.found.url, error)
         finally:
@@ -203,6 +219,12 @@ class Dialling:
             place.dial_at = trio.current_time() + place.pause_s
             place.pause_s = min(2 * place.pause_s, REDIAL_MAX_S)
             self.look()
+
+    def _log_failure(self, place: _Place, failure: str) -> None:
+        """Log why *place* cannot be used: once as a warning, then at debug level until the reason changes."""
+        level = logging.DEBUG if failure == place.failure else logging.WARNING
+        place.failure = failure
+        log.log(level, "mesh: %s; this member keeps trying", failure)
 
 
 def is_loopback_url(url: str) -> bool:

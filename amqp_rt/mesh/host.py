@@ -91,6 +91,8 @@ class MeshHost(BareHost):
         self._on_record = on_record
         #: Members that are connected, by the engine of their connection.
         self.members: dict[object, Neighbour] = {}
+        #: Connections with members that are not used for the mesh → why.
+        self.refused_members: dict[Connection, str] = {}
         self._routed: dict[tuple[str, str], RoutedAddress] = {}
         self._trees: dict[RoutedTree, None] = {}
         self.pinned = PinnedLinks(ways, self.wake, self.give_up)
@@ -166,7 +168,9 @@ class MeshHost(BareHost):
                 self._clients.carry_from_edge(link, read_leg(link.properties))
             return False
         if member is None or link.role == SENDER:
-            self._refuse(link, Error("amqp:not-allowed", f"{MESH!r} is for members of the mesh"))
+            why = self.refused_members.get(connection)
+            text = why or f"{MESH!r} is for members of the mesh"
+            self._refuse(link, Error("amqp:not-allowed", text))
         else:
             member.receive_from(cast("ReceivingLink", link), self._on_record)
         return True

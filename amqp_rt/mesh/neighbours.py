@@ -98,6 +98,8 @@ class RecordSender:
     def __init__(self, on_lost: Callable[[str], None], *, most: int) -> None:
         self._on_lost = on_lost
         self._most = most
+        #: Error with which the neighbour has refused the link; None if it has not.
+        self.refusal: Error | None = None
         self._waiting: deque[bytes] = deque()
         self._link: SendingLink | None = None
 
@@ -127,6 +129,10 @@ class RecordSender:
 
     def on_detached(self, link: SendingLink, error: Error | None, closed: bool) -> None:
         """Report the end of the link."""
+        # Members speak 1.0; links of other protocols do not tell a refusal from an end.
+        ended: Any = link
+        if ended.refused:
+            self.refusal = error
         self._link = None
         self._waiting.clear()
         self._on_lost("the link of records has ended")
@@ -237,6 +243,11 @@ class Neighbour:
     def usable(self) -> bool:
         """Whether links can be opened."""
         return not self._lost and not self.connection.engine_over
+
+    @property
+    def refusal(self) -> Error | None:
+        """Error with which it has refused our link of records; None if it has not."""
+        return self._records.refusal
 
     @property
     def heard_at(self) -> float:

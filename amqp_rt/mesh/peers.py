@@ -114,6 +114,7 @@ class Peers:
             *(engine, ways, discovery, dial),
             zone=member.zone,
             is_member=self._is_member,
+            take_refusal=lambda connection: self._refusals.pop(connection, None),
         )
         self._on_left = on_left
         self._effects: deque[Effect] = deque()
@@ -125,6 +126,10 @@ class Peers:
         self.stopping = False
         #: Connections that are or were lines to members.
         self._joined: set[Connection] = set()
+        #: Connections that we have dialled and whose member does not use them, until that is logged.
+        self._refusals: dict[Connection, Error] = {}
+        #: Members whose lines have been in another state than lost.
+        self._heard: set[str] = set()
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -175,7 +180,14 @@ class Peers:
         why = self._reason_to_refuse(peer, member, dialled=connection.dialled)
         if why:
             self.refused[why] = self.refused.get(why, 0) + 1
-            log.warning("mesh: the connection with %.100r is not used: %s", member.node, why)
+            if not connection.dialled:
+                self._host.refused_members[connection] = why
+            # The peer may dial again and again, and chooses its id.
+            text = self._container.log_limiter.admit(("mesh member", why), trio.current_time())
+            if text is not None:
+                log.warning(
+                    "mesh: the connection with %.100r is not used: %s%s", member.node, why, text
+                )
             return
         if direct or member.direct:
             meant, answers = direct, member.node
@@ -260,7 +272,7 @@ class Peers:
         if member.role not in _ROLES:
             return "its role is not known"
         if self._engine.edge and (member.role == "edge" or not dialled):
-            return "an edge dials its uplinks, which are no edges"
+            return self._reason_of_edge(member)
         if member.role == "edge" and member.node in self._engine.paths().costs:
             return "an interior node has its id"
         local = is_loopback_url(peer.address) if dialled else _is_local(peer.address)
@@ -288,9 +300,21 @@ class Peers:
             return "direct connections are for nodes within reach"
         return ""
 
+    def _reason_of_edge(self, member: MeshMember) -> str:
+        """Return why this edge does not use *member*, in words for both ends, which log it."""
+        how = "with --mesh-role interior, or role='interior' in a program"
+        if member.role == "edge":
+            return f"both members are edges, which need an interior member: start one of them {how}"
+        here = f"{self._ways.node!r:.100}"
+        return f"{here} is an edge, which dials interior members and is not dialled: start {here} {how}"
+
     def _lose(self, neighbour: Neighbour, why: str) -> None:
         """Disconnect *neighbour*, which is of no use any more."""
-        if not neighbour.connection.engine_over:
+        connection = neighbour.connection
+        if neighbour.refusal is not None and connection.dialled:
+            # The task that has dialled the neighbour logs it, once.
+            self._refusals[connection] = neighbour.refusal
+        elif not connection.engine_over:
             log.info("mesh: the connection with %.100r is closed: %s", neighbour.node, why)
         self._drop(neighbour, Error("amqp:connection:forced", why))
 
@@ -324,6 +348,7 @@ class Peers:
 
     def _ended(self, connection: Connection) -> None:
         """Forget the member of *connection*, which has ended."""
+        self._host.refused_members.pop(connection, None)
         for each in list(self._host.members.values()):
             if each.connection is connection:
                 self._drop(each, Error("amqp:connection:forced"))
@@ -357,7 +382,12 @@ class Peers:
             if neighbour is not None:
                 neighbour.send(effect.data)
         elif isinstance(effect, LineChanged):
-            log.info(
+            lost = effect.state is LineState.LOST
+            # The end of a line over which nothing came is no news.
+            news = not lost or effect.peer in self._heard
+            (self._heard.discard if lost else self._heard.add)(effect.peer)
+            log.log(
+                logging.INFO if news else logging.DEBUG,
                 "mesh %s: the line to %.100r is %s",
                 self._ways.node,
                 effect.peer,
@@ -365,7 +395,7 @@ class Peers:
             )
             self._notify()
             neighbour = self._ways.neighbours.get(effect.peer)
-            if effect.state is LineState.LOST and neighbour is not None:
+            if lost and neighbour is not None:
                 self._lose(neighbour, "the line is lost")
         elif isinstance(effect, RoutesChanged):
             self._host.routes_changed()

@@ -204,3 +204,11 @@ def test_certificates_are_the_logins_of_members(tmp_path: Path) -> None:
     finally:
         ends = [each.stop() for each in reversed(started)]
     assert [code for code, _ in ends] == [0, 0, 0], ends
+
+
+def test_the_example_of_the_help_states_the_role_of_each_member() -> None:
+    """On one machine a member without a role is an edge, and two edges form no mesh."""
+    said = CliRunner().invoke(mesh, ["--help"]).output.replace("\\\n", "")
+    commands = [line for line in said.splitlines() if "amqp-rt serve" in line]
+    assert len(commands) == 2
+    assert all("--mesh-role interior" in each for each in commands)

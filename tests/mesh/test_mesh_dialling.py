@@ -176,3 +176,44 @@ async def test_a_seed_that_is_no_member_is_told_and_one_that_has_left_is_not(
         told = [each for each in caplog.records if "no member of this mesh" in each.getMessage()]
         assert told
         assert {each.levelno for each in told} == {logging.DEBUG}
+
+
+async def test_a_refused_member_says_once_why_and_what_to_do(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On one machine both are edges unless they state a role, and the first edge has to be dialled."""
+    caplog.set_level(logging.INFO, "amqp_rt.mesh")
+    async with members(MemoryNetwork()) as made:
+        await made.start("A", role="edge")
+        await made.start("B", "A")
+        await trio.sleep(60)
+        why = "'A' is an edge, which dials interior members and is not dialled: start 'A' with --mesh-role interior"
+        said = [each for each in caplog.records if "refuses this member" in each.getMessage()]
+        assert [each.levelno for each in said] == [logging.WARNING]
+        assert f"'A' at {made.urls['A']} refuses this member: amqp:not-allowed: " in caplog.text
+        assert why in said[0].getMessage()
+        # Each attempt that A refuses has its line there, and pauses become longer.
+        assert 1 < sum(made.meshes["A"].stats().members_refused.values()) < 15
+        assert len(caplog.records) < 30
+        assert not made.meshes["A"]._host.refused_members
+        caplog.clear()
+        made.kill["A"]()
+        await made.ended["A"].wait()
+        await made.start("A")
+        await until(lambda: len(made.meshes["B"]._engine.paths().costs) == 2, within=60)
+
+
+async def test_of_two_edges_the_one_that_dials_says_that_an_interior_member_is_needed(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with members(MemoryNetwork()) as made:
+        await made.start("A", role="edge")
+        await made.start("B", "A", role="edge")
+        await trio.sleep(60)
+    said = [
+        each.getMessage()
+        for each in caplog.records
+        if "both members are edges" in each.msg % each.args
+    ]
+    assert len(said) == 2
+    assert all("start one of them with --mesh-role interior" in each for each in said)

@@ -721,8 +721,10 @@ def store_of(text: str) -> Store | None:
 
 _log = logging.getLogger("amqp_rt.broker")
 
-#: Entry point groups in which plug-ins register their fronts and add-ons by name.
+#: Entry point groups in which plug-ins register their fronts and add-ons by name, and the plug-ins of this project
+#: that provide fronts.
 _FRONTS: Final = "amqp_rt.fronts"
+_FRONTS_OF_PLUGINS: Final = {"amqp091": "amqp-rt-amqp091", "amqp010": "amqp-rt-amqp010"}
 _ADDONS: Final = "amqp_rt.addons"
 #: Entry point group of profiles: functions from a broker to a :class:`~amqp_rt.container.profiles.Profile`.
 _PROFILES: Final = "amqp_rt.profiles"
@@ -738,6 +740,12 @@ def front_of(name: str) -> Front:
     Raises:
         AmqpError: There is none.
     """
+    if name in _FRONTS_OF_PLUGINS and not entry_points(group=_FRONTS, name=name):
+        package = _FRONTS_OF_PLUGINS[name]
+        raise AmqpError(
+            f"the protocol {name} needs the plug-in {package}: pip install {package}",
+            condition="amqp:not-found",
+        )
     front: Front = _plugin(_FRONTS, name, "protocol")()
     return front
 

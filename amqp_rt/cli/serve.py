@@ -393,7 +393,9 @@ def serve(  # noqa: C901
         raise click.BadParameter(error.description, param_hint="--access") from None
     if application is None:
         try:
-            fronts = installed_fronts() if dev else [front_of(each) for each in protocols]
+            # With --dev too, which offers all: a plug-in that was named must be there.
+            fronts = [front_of(each) for each in protocols]
+            fronts = installed_fronts() if dev else fronts
         except AmqpError as error:
             raise click.BadParameter(error.description, param_hint="--front") from None
         broker = Broker(

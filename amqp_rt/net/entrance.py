@@ -21,6 +21,13 @@ from .tls import CLIENT_HELLO, ServerTls, TlsLayer, encrypt
 
 log = logging.getLogger("amqp_rt.net")
 
+#: Header of a protocol that plug-ins have, or that none has → its name, and its plug-in's name of it.
+_OTHER_PROTOCOLS: Final = {
+    b"AMQP\x00\x00\x09\x01": ("AMQP 0-9-1", "amqp091"),
+    b"AMQP\x01\x01\x00\x0a": ("AMQP 0-10", "amqp010"),
+    b"AMQP\x01\x01\x00\x09": ("AMQP 0-9", ""),
+    b"AMQP\x01\x01\x08\x00": ("AMQP 0-8", ""),
+}
 #: Seconds that an edge has to say that a handshake took too long.
 _EDGE_GRACE_S: Final = 1.0
 
@@ -198,6 +205,14 @@ def refuse_unknown(data: bytes, address: str, *, tls_missing: bool = False) -> N
     With *tls_missing* it had to begin with TLS.
     """
     why = f"it speaks no protocol that is offered here, and began with {data[:8]!r}"
+    spoken, front = _OTHER_PROTOCOLS.get(data[:HEADER_SIZE], ("", ""))
+    if front:
+        why = (
+            f"it speaks {spoken}, which is not offered here: install amqp-rt-{front} and give --front {front}"
+            f" (in a program, fronts=[{front!r}])"
+        )
+    elif spoken:
+        why = f"it speaks {spoken}, which no plug-in has: use a client of AMQP 1.0, 0-9-1 or 0-10"
     if data.startswith(CLIENT_HELLO):
         why = "it began TLS, and the listener has no certificate: amqp:// and ws:// are without"
     elif tls_missing:

@@ -125,6 +125,14 @@ def test_an_installed_addon_is_found_by_its_name(
     sys.modules.pop("shop_addon")
 
 
+def test_a_protocol_whose_plug_in_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amqp_rt.broker.broker.entry_points", lambda **group: ())
+    with pytest.raises(
+        AmqpError, match=r"the protocol amqp091 needs .*: pip install amqp-rt-amqp091"
+    ):
+        Broker(fronts=["amqp091"])
+
+
 class Chime:
     """Object that is called at a time."""
 

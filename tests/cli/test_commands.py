@@ -265,6 +265,7 @@ def test_what_is_not_there_is_one_sentence(
         (["serve", "--auto-create", "queue:*?lock_s=long"], "lock_s"),
         (["serve", "--store", "leveldb:x"], "'leveldb:x' is no store: it is memory:"),
         (["serve", "--front", "amqp092"], "no plug-in has a protocol 'amqp092'"),
+        (["serve", "--dev", "--front", "amqp092"], "no plug-in has a protocol 'amqp092'"),
         (["serve", "--listen", "amqps://127.0.0.1:0"], "give --tls-cert FILE"),
         (["serve", "--tls-cert", "/no/such/file"], "cannot read the certificate from /no/such"),
         (["serve", "--tls-key", "x"], "go with --tls-cert"),

@@ -78,6 +78,30 @@ async def test_another_protocol_is_answered_with_ours(caplog: pytest.LogCaptureF
         assert "it speaks no protocol that is offered here" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (
+            b"AMQP\x00\x00\x09\x01",
+            "it speaks AMQP 0-9-1, which is not offered here: install amqp-rt-amqp091 and give --front amqp091",
+        ),
+        (b"AMQP\x01\x01\x00\x0a", "it speaks AMQP 0-10, which is not offered here"),
+        (b"AMQP\x01\x01\x08\x00", "it speaks AMQP 0-8, which no plug-in has"),
+        (b"AMQP\x00\x01\x00\x01", r"and began with b'AMQP\x00\x01\x00\x01'"),
+    ],
+)
+async def test_the_log_names_the_protocol_of_a_refused_client(
+    header: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Container("server") as server:
+        (url,) = await server.listen("amqp://127.0.0.1:0")
+        with caplog.at_level(logging.INFO, "amqp_rt.net"):
+            async with await dial(url) as stream:
+                await stream.send_all(header)
+                assert await read_all(stream) == AMQP_HEADER
+        assert said in caplog.text
+
+
 @pytest.mark.req("L6")
 async def test_a_peer_without_a_header_is_dropped_in_time() -> None:
     async with Container("server", limits=Limits(handshake_s=0.05)) as server:

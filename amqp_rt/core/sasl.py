@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..codec.composites import read_composite
@@ -183,8 +184,7 @@ class SaslLayer:
                     self._mechanism = mechanism
                     break
             else:
-                names = ", ".join(str(name) for name in offered)
-                engine.fail_login(f"the peer offers only these SASL mechanisms: {names}")
+                engine.fail_login(self._no_common_mechanism(offered))
                 return
             init = SaslInit(mechanism.name, mechanism.initial(), engine.options.hostname)
             engine.write_raw(performative_frame(0, init, SASL_FRAME))
@@ -204,3 +204,16 @@ class SaslLayer:
             engine.fail_login("the peer did not accept the login")
         else:
             engine.fail_login(f"the peer could not check the login (sasl-code {performative.code})")
+
+    def _no_common_mechanism(self, offered: Sequence[str]) -> str:
+        """Return why none of the mechanisms *offered* by the server can be used."""
+        names = [str(name) for name in offered]
+        shown = ", ".join(names)
+        ours = [mechanism.name for mechanism in self._engine.options.client_mechanisms]
+        takes_password = any(name == "PLAIN" or name.startswith("SCRAM-") for name in names)
+        if ours == ["ANONYMOUS"] and takes_password:
+            return (
+                "the peer requires a login: give a user name and a password, as in amqp://USER:PASSWORD@HOST"
+                f" (its SASL mechanisms are {shown})"
+            )
+        return f"the peer offers only these SASL mechanisms: {shown}"

@@ -38,6 +38,7 @@ from amqp_rt.fronts import amqp10
 from amqp_rt.limits import Limits
 from amqp_rt.net.traces.octets import composite, encode_frame
 from amqp_rt.outcomes import Error
+from amqp_rt.security.mechanisms import Anonymous
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Joined, Recorder
 from amqp_rt.testing.script import Script
@@ -565,6 +566,28 @@ def test_a_client_without_a_common_mechanism_says_what_was_offered() -> None:
     failed = joined.client_events[-1]
     assert isinstance(failed, ConnectionFailed)
     assert "EXTERNAL" in (failed.error.description or "")
+
+
+@pytest.mark.parametrize(
+    ("offered", "said"),
+    [
+        (("SCRAM-SHA-256", "PLAIN"), "the peer requires a login: give a user name and a password"),
+        # No password helps there.
+        (("EXTERNAL",), "the peer offers only these SASL mechanisms: EXTERNAL"),
+    ],
+)
+def test_a_client_without_credentials_says_how_to_give_them(
+    offered: tuple[str, ...], said: str
+) -> None:
+    options = amqp10.ClientOptions(container_id="c", mechanisms=(Anonymous(),))
+    joined = Joined(client=amqp10.client(options, 0.0), server=server(mechanisms=offered))
+    joined.pump()
+    failed = joined.client_events[-1]
+    assert isinstance(failed, ConnectionFailed)
+    assert failed.error.condition == "amqp:unauthorized-access"
+    description = failed.error.description or ""
+    assert description.startswith(said)
+    assert ("as in amqp://USER:PASSWORD@HOST" in description) == ("PLAIN" in offered)
 
 
 @pytest.mark.req("X5")

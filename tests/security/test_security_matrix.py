@@ -183,6 +183,7 @@ async def logged_in(container: Container, transport: str, login: Any, shown: Pat
 SAID = {
     "did not accept the login": matrix.REFUSED,
     "offers only these SASL mechanisms": matrix.NOT_OFFERED,
+    "the peer requires a login": matrix.NOT_OFFERED,
     "does not believe who signed our certificate": matrix.TLS_REFUSED,
     "our certificate has expired": matrix.TLS_REFUSED,
 }

@@ -42,7 +42,7 @@ from .base import (
     shared_bodies,
 )
 from .pages import PageDamaged
-from .sqlite_files import StoreFile, described
+from .sqlite_files import StoreFile, described, reason_of
 
 __all__ = ["SQLiteStore"]
 
@@ -133,7 +133,8 @@ class SQLiteStore:
             return self._open()
         except (apsw.Error, OSError) as error:
             self._release_resources()
-            raise StoreFailed(f"{self.path} cannot be opened: {error}") from error
+            reason = reason_of(error, self.path)
+            raise StoreFailed(f"{self.path} cannot be opened: {reason}") from error
         except BaseException:
             self._release_resources()
             raise

@@ -7,6 +7,7 @@ reserved on the disk, and the file for spilled messages. :mod:`.sqlite` reads an
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -109,6 +110,8 @@ CREATE TABLE spill.spilled (
 ) STRICT;
 """
 
+#: Files beside the store that stay there.
+_BESIDE: Final = ("-wal", ".lock", ".copying")
 #: Frames in the WAL before they are checkpointed, that is, copied into the database.
 CHECKPOINT_FRAMES: Final = 1000
 #: Bytes of the WAL file that stay allocated after a checkpoint.
@@ -175,7 +178,8 @@ class StoreFile:
         try:
             free = self._lock.acquire()
         except OSError as error:
-            raise StoreFailed(f"{self.path} cannot be opened: {error}") from error
+            reason = reason_of(error, self.path)
+            raise StoreFailed(f"{self.path} cannot be opened: {reason}") from error
         if not free:
             raise StoreBusy(f"{self.path} is in use by {self._lock.holder()}")
 
@@ -280,8 +284,7 @@ class StoreFile:
 
     def inspect(self) -> Contents:
         """Do the work of :func:`check`."""
-        if not self.path.is_file():
-            raise StoreFailed(f"there is no store {self.path}")
+        _refuse_missing(self.path)
         refuse_foreign(self.path)
         self.acquire()
         try:
@@ -312,14 +315,14 @@ class StoreFile:
                 messages, nodes, facts, logs = counts[0]
                 return Contents(version, clean, size, messages, nodes, facts, logs, ())
         except (apsw.Error, OSError) as error:
-            raise StoreFailed(f"{self.path} cannot be read: {error}") from error
+            reason = reason_of(error, self.path)
+            raise StoreFailed(f"{self.path} cannot be read: {reason}") from error
         finally:
             self.release()
 
     def migrate(self, migrations: tuple[str, ...] = MIGRATIONS) -> tuple[int, int]:
         """Do the work of :func:`upgrade` with *migrations*."""
-        if not self.path.is_file():
-            raise StoreFailed(f"there is no store {self.path}")
+        _refuse_missing(self.path)
         refuse_foreign(self.path)
         self.acquire()
         try:
@@ -329,7 +332,8 @@ class StoreFile:
                 self._disconnect(checkpoint=True)
                 return version, 1 + len(migrations)
         except (apsw.Error, OSError) as error:
-            raise StoreFailed(f"{self.path} cannot be upgraded: {error}") from error
+            reason = reason_of(error, self.path)
+            raise StoreFailed(f"{self.path} cannot be upgraded: {reason}") from error
         finally:
             self.release()
 
@@ -436,15 +440,66 @@ class _CopyLock:
 
 
 def _refuse_folder(path: Path, what: str) -> None:
-    """Check that the folder of *path* exists. It is not created, since the path may be mistyped.
+    """Check that *path* can be that of a file. Its folder is not created, since the path may be mistyped.
 
     Raises:
-        StoreFailed: The folder does not exist; the text begins with *what*.
+        StoreFailed: The folder does not exist, or *path* is one itself; the text begins with *what*.
     """
-    if not path.parent.is_dir():
+    try:
+        there, is_folder = path.parent.is_dir(), path.is_dir()
+    except OSError as error:
+        raise StoreFailed(f"{what}: {reason_of(error, path)}") from error
+    if not there:
         raise StoreFailed(
             f"{what}: there is no folder {path.parent}; make it, or give another path"
         )
+    if is_folder:
+        raise StoreFailed(
+            f"{what}: it is a folder; give the path of a file, such as {path / 'x.db'}"
+        )
+
+
+def _refuse_missing(path: Path) -> None:
+    """Check that *path* is a file.
+
+    Raises:
+        StoreFailed: It is not.
+    """
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError as error:
+        raise StoreFailed(f"{path} cannot be read: {reason_of(error, path)}") from error
+    if is_folder:
+        raise StoreFailed(f"{path} is a folder; give the path of a file")
+    if not is_file:
+        raise StoreFailed(f"there is no store {path}")
+
+
+def reason_of(error: Exception, path: Path) -> str:
+    """Return why the store at *path* cannot be used, and what to do, for an error of SQLite or of the operating system.
+
+    The files that the latter names are mostly those beside the store, which users do not know.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    folder = path.parent
+    if number == errno.EROFS:
+        return f"{folder} is on a read-only file system; give a path on another one"
+    if number in (errno.EACCES, errno.EPERM) and not _may_write(folder):
+        return f"this user may not read and write in {folder}; permit that, or give another path"
+    denied = number in (errno.EACCES, errno.EPERM) or isinstance(
+        error, apsw.ReadOnlyError | apsw.CantOpenError | apsw.IOError
+    )
+    if denied:
+        for each in (path, *(_beside(path, suffix) for suffix in _BESIDE)):
+            if os.path.exists(each) and not _may_write(each):
+                return f"this user may not read and write {each}; permit that, or give another path"
+    return str(error)
+
+
+def _may_write(path: Path) -> bool:
+    """Return whether this process may read and write the file *path*, or read and change the folder."""
+    wanted = os.R_OK | os.W_OK | (os.X_OK if os.path.isdir(path) else 0)
+    return os.access(path, wanted, effective_ids=os.access in os.supports_effective_ids)
 
 
 def connect(files: Files, path: Path) -> apsw.Connection:
@@ -522,9 +577,13 @@ def refuse_foreign(path: Path) -> None:
     """Check that *path* is a store.
 
     Raises:
-        StoreFailed: It is another kind of file, and is left unchanged.
+        StoreFailed: It is another kind of file, and is left unchanged, or it cannot be read.
     """
-    if not salvage.is_store(path, APPLICATION_ID):
+    try:
+        known = salvage.is_store(path, APPLICATION_ID)
+    except OSError as error:
+        raise StoreFailed(f"{path} cannot be read: {reason_of(error, path)}") from error
+    if not known:
         raise StoreFailed(f"{path} is no store: give another path, or move that file away")
 
 
@@ -677,8 +736,7 @@ def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
         StoreFailed: *path* is not a store or cannot be read, or *to* exists or cannot be written.
     """
     source, target = Path(os.path.abspath(path)), Path(os.path.abspath(to))
-    if not source.is_file():
-        raise StoreFailed(f"there is no store {source}")
+    _refuse_missing(source)
     refuse_foreign(source)
     if target.exists():
         raise StoreFailed(f"{target} is there already")
@@ -708,7 +766,8 @@ def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
     except (PageDamaged, apsw.CorruptError, apsw.NotADBError) as error:
         raise StoreDamaged(f"{source} is damaged: {error}; nothing was copied") from error
     except (apsw.Error, OSError) as error:
-        raise StoreFailed(f"{source} could not be copied to {target}: {error}") from error
+        reason = reason_of(error, target)
+        raise StoreFailed(f"{source} could not be copied to {target}: {reason}") from error
     finally:
         for suffix in ("", "-wal"):
             _beside(made, suffix).unlink(missing_ok=True)

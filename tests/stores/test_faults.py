@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import apsw
@@ -562,6 +564,58 @@ def test_a_path_without_its_folder_is_refused_and_makes_none(tmp_path: Path) -> 
         with pytest.raises(StoreFailed, match=f"could not be copied to .*copy: {sentence}"):
             backup(store.path, mistyped / "copy")
     assert not (tmp_path / "no").exists()
+
+
+def test_a_folder_is_no_path_of_a_store(tmp_path: Path) -> None:
+    sentence = f"{tmp_path} cannot be opened: it is a folder; give the path of a file"
+    with pytest.raises(StoreFailed, match=sentence):
+        SQLiteStore(tmp_path).open()
+    for call in (check, upgrade, partial(backup, to=tmp_path / "copy")):
+        with pytest.raises(StoreFailed, match=f"{tmp_path} is a folder"):
+            call(tmp_path)
+    assert not list(tmp_path.parent.glob(f"{tmp_path.name}.*")), "no lock is made beside it"
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (errno.EACCES, "this user may not read and write in {folder}; permit that, or give"),
+        (errno.EROFS, "{folder} is on a read-only file system; give a path on another one"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_named(
+    number: int, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests may run as root, for whom no folder is closed."""
+
+    def refuse(path: Path, *options: object) -> int:
+        raise OSError(number, os.strerror(number), str(path))
+
+    known_store(tmp_path / "old", 1).close()
+    monkeypatch.setattr(os, "access", lambda path, *options, **more: path != tmp_path)
+    monkeypatch.setattr(os, "open", refuse)
+    for name in ("old", "new"):
+        with pytest.raises(StoreFailed) as refused:
+            SQLiteStore(tmp_path / name).open()
+        said = sentence.format(folder=tmp_path)
+        assert refused.value.description.startswith(f"{tmp_path / name} cannot be opened: {said}")
+    with pytest.raises(StoreFailed, match=r"old could not be copied to .*new: "):
+        backup(tmp_path / "old", tmp_path / "new")
+
+
+def test_a_file_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store"
+    known_store(path, 1).close()
+    closed = tmp_path / "store.lock"
+
+    def refuse(file: Path, *options: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+
+    monkeypatch.setattr(os, "access", lambda path, *options, **more: path != closed)
+    monkeypatch.setattr(os, "open", refuse)
+    said = f"this user may not read and write {closed}; permit that, or give another path"
+    with pytest.raises(StoreFailed, match=f"{path} cannot be opened: {said}"):
+        SQLiteStore(path).open()
 
 
 def set_version(path: Path, version: int) -> None:

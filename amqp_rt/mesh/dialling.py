@@ -17,6 +17,7 @@ from ..errors import AmqpError
 from ..loglimit import error_text
 from ..net.endpoints import is_loopback
 from ..outcomes import Error
+from ..values import Symbol
 from .discovery import Discovery, Found
 from .routing import RoutingEngine
 from .ways import Ways, weight_of
@@ -32,6 +33,8 @@ UPLINKS: Final = 2
 LOOK_S: Final = 1.0
 REDIAL_S: Final = 1.0
 REDIAL_MAX_S: Final = 10.0
+#: Entry of the error with which a member closes a connection because another one with the peer stays.
+DUPLICATE: Final = Symbol("x-opt-mesh-duplicate")
 
 
 class Dial(Protocol):
@@ -196,9 +199,12 @@ class Dialling:
             async with self._dial(place.found) as connection:
                 node = self._is_member(connection)
                 if node is None:
-                    # One that was a member has left while its container still listens: nothing to warn of.
-                    level = logging.DEBUG if place.node else logging.WARNING
-                    log.log(level, "mesh: no member of this mesh at %s", place.found.url)
+                    failure = f"no member of this mesh at {place.found.url}"
+                    if place.node:
+                        # One that was a member has left while its container still listens: nothing to warn of.
+                        log.debug("mesh: %s", failure)
+                    else:
+                        self._log_failure(place, failure)
                     return
                 place.node = node
                 self.look()
@@ -213,7 +219,12 @@ class Dialling:
                         f"{node!r:.100} at {place.found.url} refuses this member: {error_text(refusal)}",
                     )
         except (AmqpError, OSError) as error:
-            log.debug("mesh: %s cannot be dialled: %s", place.found.url, error)
+            if place.node or DUPLICATE in getattr(error, "info", ()):
+                # The end of the line to a member that was there was logged; and one that closes a second connection of
+                # two members, or one with ourselves, was reached.
+                log.debug("mesh: %s cannot be dialled: %s", place.found.url, error)
+            else:
+                self._log_failure(place, f"the seed {place.found.url} is not reached: {error}")
         finally:
             place.dialling = False
             place.dial_at = trio.current_time() + place.pause_s

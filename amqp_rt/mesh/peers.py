@@ -22,7 +22,7 @@ from ..outcomes import Error
 from ..security.access import Rights
 from ..values import Symbol
 from .adjacency import LineState
-from .dialling import Dial, Dialling, is_loopback_url
+from .dialling import DUPLICATE, Dial, Dialling, is_loopback_url
 from .discovery import Discovery
 from .host import MeshHost
 from .neighbours import MESH, Neighbour
@@ -36,7 +36,9 @@ VERSION: Final = 1
 #: Entry of an error: the incarnation of a node with the same id as the peer.
 _INCARNATION: Final = Symbol("x-opt-mesh-incarnation")
 _ROLES: Final = ("interior", "edge")
-_DUPLICATE: Final = Error("amqp:connection:forced", "another connection of the two members stays")
+_DUPLICATE: Final = Error(
+    "amqp:connection:forced", "another connection of the two members stays", {DUPLICATE: True}
+)
 
 
 class MeshMember(Struct, frozen=True):

@@ -167,7 +167,7 @@ async def test_a_seed_that_is_no_member_is_told_and_one_that_has_left_is_not(
         await seed.listen("memory://seed")
         async with Mesh(member, ["memory://seed"], **options) as mesh:
             await trio.sleep(5)
-            assert "mesh: no member of this mesh at memory://seed" in caplog.text
+            assert caplog.text.count("mesh: no member of this mesh at memory://seed") == 1
             async with Mesh(seed, **options):
                 await until(lambda: len(mesh._engine.paths().costs) == 2, within=60)
             caplog.clear()
@@ -217,3 +217,47 @@ async def test_of_two_edges_the_one_that_dials_says_that_an_interior_member_is_n
     ]
     assert len(said) == 2
     assert all("start one of them with --mesh-role interior" in each for each in said)
+
+
+async def test_a_seed_that_is_not_reached_is_logged_once_and_when_the_reason_changes(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = MemoryNetwork()
+
+    def warnings() -> list[str]:
+        found = [each for each in caplog.records if each.name == "amqp_rt.mesh"]
+        return [each.getMessage() for each in found if each.levelno >= logging.WARNING]
+
+    async with (
+        Container("seed", network=network) as seed,
+        Container("member", network=network) as member,
+        Mesh(member, ["memory://seed"], role="interior", urls=()) as mesh,
+    ):
+        await trio.sleep(60)
+        (said,) = warnings()
+        assert said.startswith(
+            "mesh: the seed memory://seed is not reached: cannot connect to memory"
+        )
+        assert said.endswith("; this member keeps trying")
+        await seed.listen("memory://seed")
+        await trio.sleep(60)
+        assert len(warnings()) == 2
+        assert warnings()[1].startswith("mesh: no member of this mesh at memory://seed")
+        async with Mesh(seed, role="interior", urls=()):
+            await until(lambda: len(mesh._engine.paths().costs) == 2, within=60)
+        assert len(warnings()) == 2
+
+
+async def test_members_that_are_seeds_of_each_other_and_of_themselves_warn_of_nothing(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = MemoryNetwork()
+    urls = ["memory://A", "memory://B"]
+    options = {"role": "interior", "urls": ()}
+    async with Container("A", network=network) as a, Container("B", network=network) as b:
+        for box, url in ((a, urls[0]), (b, urls[1])):
+            await box.listen(url)
+        async with Mesh(a, urls, **options) as mesh, Mesh(b, urls, **options):
+            await until(lambda: len(mesh._engine.paths().costs) == 2)
+            await trio.sleep(60)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

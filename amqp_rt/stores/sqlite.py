@@ -258,7 +258,7 @@ class SQLiteStore:
             file.reserve()
         try:
             if file.full and adds and not file.has_room(batch.size):
-                raise StoreFull(f"there is no room for {self.path}")
+                raise StoreFull(f"there is no room for {self.path}: {file.shortage()}")
             if batch.spills and not self._spilling:
                 file.attach_spill()
                 self._spilling = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -203,6 +204,11 @@ class StoreFile:
             )
         db.execute("UPDATE state SET clean = 0")
         self.reserve()
+        if self.full:
+            _log.warning(
+                "%s: %s; until there is room, durable messages are refused",
+                *(self.path, self.shortage()),
+            )
         return opened
 
     def _verified(self) -> OpenResult:
@@ -367,6 +373,15 @@ class StoreFile:
         except OSError:
             path.unlink(missing_ok=True)
             self.full = True
+
+    def shortage(self) -> str:
+        """Return how much room there is, and how much is needed, of a store that is full."""
+        needed = f"{_RESERVE_BYTES >> 20} MiB are needed as a reserve, beside the messages"
+        try:
+            free = shutil.disk_usage(self.path.parent).free
+        except OSError:
+            return needed
+        return f"{free / 2**20:.1f} MiB are free in {self.path.parent}, and {needed}"
 
     def has_room(self, size: int) -> bool:
         """Return whether the file has enough free pages to take *size* bytes without growing."""

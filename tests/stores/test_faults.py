@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import apsw
 import committer
@@ -328,6 +329,30 @@ def test_a_full_disk_refuses_a_batch_as_a_whole_and_goes_on(tmp_path: Path) -> N
         assert store.open() == OpenResult(clean=True)
         assert count_lost(store, OpenResult(True), 5) == 0
         store.close()
+
+
+def test_a_small_disk_is_named_with_what_is_free_and_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reserve is kept so that consumed messages can be deleted: without room for it, no message is taken."""
+
+    def allocate(file: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    caplog.set_level(logging.WARNING, "amqp_rt.store")
+    monkeypatch.setattr(os, "posix_fallocate", allocate, raising=False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=6 << 20))
+    store = SQLiteStore(tmp_path / "store")
+    store.open()
+    said = f"6.0 MiB are free in {tmp_path}, and 8 MiB are needed as a reserve, beside the messages"
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{store.path}: {said}; until there is room, durable messages are refused"
+    ]
+    with pytest.raises(StoreFull, match=f"there is no room for {store.path}: {said}"):
+        store.commit(known_batch(0))
+    monkeypatch.undo()
+    store.commit(known_batch(0))
+    store.close()
 
 
 def test_a_limit_of_the_operating_system_is_a_full_disk(tmp_path: Path) -> None:

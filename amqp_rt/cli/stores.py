@@ -16,6 +16,13 @@ T = TypeVar("T")
 
 def _path(text: str) -> Path:
     """Return PATH, or the path in ``sqlite:PATH``, the form that ``serve`` uses."""
+    kind, colon, rest = text.partition(":")
+    if colon and kind != "sqlite" and (rest.startswith("//") or (kind == "memory" and not rest)):
+        # The rest of a URL may hold a password.
+        raise click.BadParameter(
+            f"{kind}: is no file of SQLite, and only those are checked, copied and upgraded here: give PATH or "
+            "sqlite:PATH"
+        )
     return Path(text.removeprefix("sqlite:"))
 
 
@@ -40,7 +47,7 @@ def check(path: Path) -> None:
     """Read everything in store PATH and list the damage.
 
     No broker may be running on it; to check one that is in use, check a backup of it. Nothing is
-    changed: a broker that opens a damaged store recovers the readable data and puts the old file
+    repaired: a broker that opens a damaged store recovers the readable data and puts the old file
     aside. The exit code is 1 if anything is damaged.
     """
     found = _ask(lambda: sqlite_files.check(path))

@@ -18,7 +18,8 @@ __all__ = ["FileLock"]
 
 
 class FileLock:
-    """Lock file. It is never deleted, since two processes could then lock two different files."""
+    """Lock file. Only its holder may delete it, and the lock of a file that was deleted does not count: two
+    processes could otherwise lock two different files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,17 +28,22 @@ class FileLock:
     def acquire(self) -> bool:
         """Acquire the lock unless it is held by another process or another object; return whether it
         was acquired."""
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
-        try:
-            if sys.platform == "win32":
-                os.lseek(file, _LOCKED_BYTE, os.SEEK_SET)
-                msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-                os.lseek(file, 0, os.SEEK_SET)
-            else:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        while True:
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+            try:
+                if sys.platform == "win32":
+                    os.lseek(file, _LOCKED_BYTE, os.SEEK_SET)
+                    msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+                    os.lseek(file, 0, os.SEEK_SET)
+                else:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(file)
+                return False
+            if self._is_there(file):
+                break
+            # A holder has deleted the file after it was opened here.
             os.close(file)
-            return False
         self._file = file
         try:
             os.ftruncate(file, 0)
@@ -54,7 +60,17 @@ class FileLock:
             pid = ""
         return f"process {pid}" if pid.isdigit() else "another process"
 
-    def release(self) -> None:
+    def _is_there(self, file: int) -> bool:
+        """Return whether the open *file* is the one at the path."""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def release(self, *, remove: bool = False) -> None:
+        """Release the lock; with *remove* delete the file, where the system can delete open files."""
         if self._file >= 0:
+            if remove and sys.platform != "win32":
+                self.path.unlink(missing_ok=True)
             os.close(self._file)
             self._file = -1

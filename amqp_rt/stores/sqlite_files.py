@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -276,15 +277,18 @@ class StoreFile:
             if files is not None:
                 files.unregister()
 
-    def release(self) -> None:
-        """Release all resources without writing to the database."""
+    def release(self, *, made: Collection[str] = ()) -> None:
+        """Release all resources without writing to the database, and delete the files of *made* that are of no use."""
         try:
             self._disconnect(checkpoint=False)
         except apsw.Error as error:
             _log.error("%s: %s", self.path, error)
         for suffix in (".spill", ".reserve"):
             _beside(self.path, suffix).unlink(missing_ok=True)
-        self._lock.release()
+        log = _beside(self.path, "-wal")
+        if "-wal" in made and log.exists() and not log.stat().st_size:
+            log.unlink()
+        self._lock.release(remove=".lock" in made)
 
     # -- operations of the command line ------------------------------------------------------------
 
@@ -292,9 +296,10 @@ class StoreFile:
         """Do the work of :func:`check`."""
         _refuse_missing(self.path)
         refuse_foreign(self.path)
+        made = [each for each in _BESIDE if not _beside(self.path, each).exists()]
         self.acquire()
         try:
-            with _CopyLock(self.path):
+            with _CopyLock(self.path, remove=".copying" in made):
                 clean, reason, tail = self._examine()
                 damage = list(tail.damage)
                 _refuse_version(self.path, salvage.version(self.path))
@@ -324,7 +329,7 @@ class StoreFile:
             reason = reason_of(error, self.path)
             raise StoreFailed(f"{self.path} cannot be read: {reason}") from error
         finally:
-            self.release()
+            self.release(made=made)
 
     def migrate(self, migrations: tuple[str, ...] = MIGRATIONS) -> tuple[int, int]:
         """Do the work of :func:`upgrade` with *migrations*."""
@@ -436,11 +441,13 @@ class _CopyLock:
     Args:
         path: Path of the store.
         patience_s: Seconds to wait for the current holder.
+        remove: Delete the file of the lock at the end.
     """
 
-    def __init__(self, path: Path, patience_s: float = 0.0) -> None:
+    def __init__(self, path: Path, patience_s: float = 0.0, *, remove: bool = False) -> None:
         self._path = path
         self._patience_s = patience_s
+        self._remove = remove
         self._lock = FileLock(_beside(path, ".copying"))
 
     def __enter__(self) -> None:
@@ -451,7 +458,7 @@ class _CopyLock:
             time.sleep(_LOCK_POLL_S)
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._lock.release(remove=self._remove)
 
 
 def _refuse_folder(path: Path, what: str) -> None:

@@ -42,6 +42,30 @@ def test_check_says_what_is_there(path: Path) -> None:
     assert "facts:    100" in done.stdout
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="files that are open cannot be deleted")
+def test_check_leaves_no_files_of_its_own(path: Path) -> None:
+    copy = path.with_name("copy.db")
+    store("backup", path, copy)
+    before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
+    assert store("check", copy).returncode == 0
+    assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == before
+    # Those of a broker stay.
+    assert path.with_name("broker.db.lock").exists()
+    assert store("check", path).returncode == 0
+    assert path.with_name("broker.db.lock").exists()
+
+
+@pytest.mark.parametrize("url", ["postgresql://ada:secret@host/orders", "memory:"])
+def test_only_stores_in_files_are_checked(url: str) -> None:
+    done = store("check", url)
+    kind = url.partition(":")[0]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{kind}: is no file of SQLite, and only those are checked" in " ".join(
+        done.stderr.split()
+    )
+    assert "secret" not in done.stderr
+
+
 @pytest.mark.slow
 def test_check_names_every_damage(path: Path) -> None:
     data = bytearray(path.read_bytes())

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import apsw
 import committer
@@ -35,6 +36,7 @@ from amqp_rt.stores.base import (
     StoreFailed,
     StoreFull,
 )
+from amqp_rt.stores.locks import FileLock
 from amqp_rt.stores.pages import PAGE
 from amqp_rt.stores.sqlite import SQLiteStore
 from amqp_rt.stores.sqlite_files import MIGRATIONS, VERSION, StoreFile, backup, check, upgrade
@@ -563,6 +565,30 @@ def test_a_second_opening_is_refused_and_names_the_holder(tmp_path: Path) -> Non
     again = SQLiteStore(tmp_path / "store")
     again.open()
     again.close()
+
+
+def test_the_lock_of_a_file_that_its_holder_deletes_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have opened the file before that, and lock it afterwards."""
+    first, second, third = (FileLock(tmp_path / "lock") for _ in range(3))
+    assert first.acquire()
+    opens = os.open
+
+    def open_late(*arguments: Any) -> int:
+        file = opens(*arguments)
+        first.release(remove=True)
+        return file
+
+    monkeypatch.setattr(os, "open", open_late)
+    assert second.acquire()
+    assert (tmp_path / "lock").exists()
+    monkeypatch.undo()
+    assert not third.acquire(), "two processes would hold the lock"
+    second.release()
+    assert third.acquire()
+    third.release(remove=True)
+    assert not (tmp_path / "lock").exists()
 
 
 def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:

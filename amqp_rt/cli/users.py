@@ -123,7 +123,8 @@ def _store(where: Where, who: str, password: str) -> None:
 def remove(kept: _Kept, name: str) -> None:
     """Remove a user. A broker closes the user's connections; with FILE they stay open."""
     if kept.file is not None:
-        _check_there(kept.file)
+        # A file that has something else on a line is not one of users, and stays as it is.
+        _load(kept.file)
         if not _rewrite(kept.file, name, None):
             raise click.UsageError(f"there is no user {name!r} in {kept.file}")
         return
@@ -144,12 +145,7 @@ def list_(kept: _Kept, output: Output) -> None:
         return
     if output.watch_s is not None:
         raise click.UsageError("--watch is for the users of a broker: leave it or FILE out")
-    _check_there(kept.file)
-    users = Users()
-    try:
-        users.load(kept.file)
-    except AmqpError as error:
-        raise click.UsageError(error.description) from None
+    users = _load(kept.file)
     for name in users:
         scram = [f"SCRAM-{each}" for each in _HASHES.values() if users.scram(name, each)]
         row: Mapping[str, Any] = {"name": name, "mechanisms": ["PLAIN", *scram]}
@@ -159,14 +155,20 @@ def list_(kept: _Kept, output: Output) -> None:
             click.echo("  ".join([name, *row["mechanisms"]]))
 
 
-def _check_there(file: Path) -> None:
-    """Check that *file* exists.
+def _load(file: Path) -> Users:
+    """Return the users of *file*.
 
     Raises:
-        click.UsageError: It does not.
+        click.UsageError: It does not exist, cannot be read, or is no file of users.
     """
     if not file.exists():
         raise click.UsageError(f"there is no file {file}")
+    users = Users()
+    try:
+        users.load(file)
+    except AmqpError as error:
+        raise click.UsageError(error.description) from None
+    return users
 
 
 def _rewrite(file: Path, name: str, line: str | None) -> bool:

@@ -560,8 +560,17 @@ def test_users_of_a_file(tmp_path: Path) -> None:
         done = amqp_rt(*arguments)
         assert done.returncode == 2
         assert sentence in done.stderr
-    path.write_text("ada:s3cret", "utf-8")
-    assert "line 1: expected NAME:scrypt" in amqp_rt("user", "list", str(path)).stderr
+    other = "ada:s3cret\nbob\n"
+    path.write_text(other, "utf-8")
+    for arguments in (
+        ["list", str(path)],
+        ["remove", str(path), "bob"],
+        ["add", str(path), "cy:x"],
+    ):
+        done = amqp_rt("user", *arguments)
+        assert done.returncode == 2
+        assert "line 1: expected NAME:scrypt" in done.stderr
+        assert path.read_text("utf-8") == other
 
 
 @pytest.mark.slow

@@ -615,14 +615,14 @@ class Broker(TrioBlock):
             named = parse_url(url, listening=True).profile
             bound += await self.container.listen(
                 url,
-                profile=profile if named is None else self._profile_named(named),
+                profile=profile if named is None else self.profile_named(named),
                 proxy_protocol=proxy_protocol,
             )
         self._guard()
         return bound
 
-    def _profile_named(self, name: str) -> Profile:
-        """Return the profile that a plug-in provides for this broker under *name*.
+    def profile_named(self, name: str) -> Profile:
+        """Return the profile that a plug-in provides for listeners of this broker under *name*.
 
         Raises:
             AmqpError: There is none.

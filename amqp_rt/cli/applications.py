@@ -31,7 +31,7 @@ from .running import (
 )
 from .running import run as run_trio
 from .supervising import Supervisor, own_command, watch_files
-from .targets import Target, container_of, load_target
+from .targets import Target, check_profiles, container_of, load_target
 from .worker_channels import WORKER, WorkerChannel
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def run(
     container = container_of(target)
     if not urls and not listen and not container.timed:
         raise click.UsageError("where does it run? Give --url URL, --listen URL, or both.")
+    check_profiles(target, listen)
     container.name = name or container.name
     if channel is not None and workers > 1:
         container.name += f"-{channel.number}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -31,7 +31,7 @@ from ..net.tls import ServerTls
 from ..net.traces.recording import Traces
 from ..security.access import Access
 from ..security.identities import Users, parse_user
-from ..stores.base import SharedStore
+from ..stores.base import SharedStore, Store, StoreFull
 from .configured import ConfiguredCommand
 from .edging import EDGES_MAX, EdgeProcesses
 from .environment import SecretOption
@@ -49,9 +49,20 @@ from .running import (
     report_ready,
     run,
 )
-from .targets import load_target
+from .targets import check_profiles, load_target
 
 log = logging.getLogger("amqp_rt.cli")
+
+#: Conditions of errors that a second start would meet again: an option has to change.
+_MISTAKES: Final = frozenset(
+    {
+        "amqp:invalid-field",
+        "amqp:not-allowed",
+        "amqp:precondition-failed",
+        "amqp:resource-limit-exceeded",
+        "amqp:unauthorized-access",
+    }
+)
 
 
 @click.command(cls=ConfiguredCommand, tables={"limits": LimitsTable, "cbs": CbsTable})
@@ -321,10 +332,7 @@ def serve(  # noqa: C901
         _check_dev(places)
         anonymous = volatile = True
         auto_create = (*auto_create, *({"queue:*"} - {*auto_create}))
-    try:
-        kept = store_of(store)
-    except AmqpError as error:
-        raise click.BadParameter(error.description, param_hint="--store") from None
+    kept = _store(store)
     declared = [declared_in("--node", text) for text in nodes]
     for file in files:
         try:
@@ -443,6 +451,7 @@ def serve(  # noqa: C901
             journal=recorded,
         )
 
+    check_profiles(broker, urls)
     if trace is not None:
         broker.container.traces = _traces(trace, broker.container)
 
@@ -480,10 +489,9 @@ def serve(  # noqa: C901
             if isinstance(kept, SharedStore):
                 nursery.start_soon(manager.show_standby, lambda: broker.standby)
             async with broker:
-                await broker.declare(*declared)
-                for file in files:
-                    await broker.declare_from(file)
-                bound = await broker.listen(*urls)
+                await _declare(broker, declared, files)
+                with _mistakes_of("--listen"):
+                    bound = await broker.listen(*urls)
                 async with member, AsyncExitStack() as doors:
                     if door is not None:
                         more["http"] = await doors.enter_async_context(door.open())
@@ -500,6 +508,35 @@ def serve(  # noqa: C901
     finally:
         if end_otel is not None:
             end_otel()
+
+
+async def _declare(broker: Broker, declared: list[Declaration], files: tuple[Path, ...]) -> None:
+    """Create the nodes of ``--node`` and ``--nodes``.
+
+    Raises:
+        click.BadParameter: A node contradicts another one, or cannot be created with these options.
+    """
+    with _mistakes_of("--node"):
+        await broker.declare(*declared)
+    for file in files:
+        with _mistakes_of("--nodes"):
+            await broker.declare_from(file)
+
+
+@contextmanager
+def _mistakes_of(option: str) -> Iterator[None]:
+    """Report failures of the block that a second start would not end as mistakes in *option*.
+
+    Raises:
+        click.BadParameter: There was such a failure.
+    """
+    try:
+        yield
+    except AmqpError as error:
+        # Room on a disk may come without a change of the options.
+        if error.condition not in _MISTAKES or isinstance(error, StoreFull):
+            raise
+        raise _mistake(error, option) from None
 
 
 def _stop(broker: Broker, scope: trio.CancelScope) -> None:
@@ -540,6 +577,25 @@ def _start_otel(broker: Broker) -> Callable[[], None]:
 
     broker.container.observe(Otel())
     return end
+
+
+def _store(text: str) -> Store | None:
+    """Return the store of ``--store``, None for ``memory:``; it is not opened.
+
+    Raises:
+        click.BadParameter: There is no such store, or its file is something else.
+    """
+    try:
+        kept = store_of(text)
+        if text.startswith("sqlite:"):
+            from ..stores.sqlite_files import refuse_foreign  # loads SQLite, as store_of did
+
+            # A file that is absent or cannot be read is for the broker, which creates it or gives the reason.
+            with suppress(OSError):
+                refuse_foreign(Path(text.removeprefix("sqlite:")).absolute())
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--store") from None
+    return kept
 
 
 def _certificates(cert: str | None, key: str | None, client_ca: str | None) -> ServerTls | None:

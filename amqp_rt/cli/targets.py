@@ -12,7 +12,7 @@ import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -20,9 +20,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import click
 
+from ..addresses import parse_url
 from ..broker.broker import Broker
 from ..config_files import suggestion
 from ..container.container import Container
+from ..errors import AmqpError
 
 T = TypeVar("T")
 
@@ -70,6 +72,27 @@ def load_target(text: str, *, factory: bool = False) -> Target:
 def container_of(target: Target) -> Container:
     """Return the container that *target* is, or that it is built on."""
     return target.container if isinstance(target, Broker) else target
+
+
+def check_profiles(target: Target, urls: Iterable[str]) -> None:
+    """Check that plug-ins provide the profiles in *urls* to listen on.
+
+    Raises:
+        click.BadParameter: One is not provided, or *target* is no broker.
+    """
+    for url in urls:
+        name = parse_url(url, listening=True).profile
+        if name is None:
+            continue
+        if not isinstance(target, Broker):
+            raise click.BadParameter(
+                f"{url}: profiles of plug-ins are for brokers, and the application is a container",
+                param_hint="--listen",
+            )
+        try:
+            target.profile_named(name)
+        except AmqpError as error:
+            raise click.BadParameter(error.description, param_hint="--listen") from None
 
 
 def _wrong(sentence: str) -> click.BadParameter:

@@ -336,6 +336,21 @@ def test_wrong_options_are_one_sentence(
     assert sentence in done.output
 
 
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("app.main:broker", "--listen: no plug-in has a profile 'no'; installed are: "),
+        ("app.main:container", "profiles of plug-ins are for brokers"),
+    ],
+)
+def test_a_listener_with_a_profile_that_is_not_there(
+    loadable: None, target: str, sentence: str
+) -> None:
+    done = CliRunner().invoke(main, ["run", target, "--listen", "amqp://127.0.0.1:0?profile=no"])
+    assert done.exit_code == 2, done.output
+    assert sentence in done.output
+
+
 def test_there_is_a_place_to_run_at(loadable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AMQP_URL", raising=False)
     done = CliRunner().invoke(main, ["run", "app.main:container"])

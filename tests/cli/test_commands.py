@@ -316,6 +316,41 @@ def test_a_users_mistake_is_one_sentence(arguments: list[str], sentence: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--node queue:a --node topic:a", "--node: 'a' exists as Queue(name='a')"),
+        ("--node queue:a?dead_letter=b --node log:b", "--node: 'b' exists as Queue(name='b')"),
+        ("--node queue:a --nodes nodes.toml", "--nodes: 'a' exists as Queue(name='a')"),
+        ("--node queue:$management", "--node: no node can be called so: '$management'"),
+        ("--node queue:a --node queue:b --limit nodes_max=1", "--node: the broker has 1 nodes"),
+        ("--listen amqp://127.0.0.1:0?profile=no", "--listen: no plug-in has a profile 'no'"),
+        (
+            "--listen amqp+unix:///s?proxy_protocol=required&trusted=::1",
+            "--listen: cannot listen on amqp+unix:///s: the PROXY protocol is for TCP",
+        ),
+        ("--store sqlite:nodes.toml", "nodes.toml is no store: give another path"),
+    ],
+)
+def test_a_wrong_option_of_a_broker_is_exit_code_2(
+    tmp_path: Path, arguments: str, sentence: str
+) -> None:
+    """Service managers do not start it again, whether the option is found wrong early or late."""
+    (tmp_path / "nodes.toml").write_text("[topics.a]\n", "utf-8")
+    done = subprocess.run(
+        [*COMMAND, "serve", "-q", "--listen", "amqp://127.0.0.1:0", *arguments.split()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("Error: ")]) == 1
+
+
+@pytest.mark.slow
 def test_help_teaches() -> None:
     for arguments in (
         [],
@@ -633,6 +668,7 @@ def test_options_of_a_file(tmp_path: Path) -> None:
         ("\nsasll = 'off'", "line 2: there is no 'sasll' here; did you mean 'sasl'?"),
         ("tls_required = 'yes'", "line 1: expected `bool | null`, got `str`"),
         ('\n\nnode = ["basket:work"]', "line 3: 'basket:work' is not KIND:NAME"),
+        ('\nnode = ["queue:a", "topic:a"]', "line 2: 'a' exists as Queue(name='a')"),
         ('user = ["ada"]', "line 1: no password for 'ada'"),
         ('users = "nowhere"', "line 1: cannot read users from nowhere: No such file"),
         ("node = [", "line 1: "),

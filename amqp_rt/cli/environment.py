@@ -6,12 +6,16 @@ The command line comes before the environment, and that before a file of ``--con
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any, Final
 
 import click
 
 PREFIX: Final = "AMQP_RT"
+#: Variables that Kubernetes sets for a service, whose name may be that of a command: ``amqp-rt-servicebus``.
+_OF_A_SERVICE: Final = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?)")
 
 
 def name_variables(command: click.Command, prefix: str) -> None:
@@ -36,6 +40,43 @@ def name_variables(command: click.Command, prefix: str) -> None:
     if isinstance(command, click.Group):
         for name, member in command.commands.items():
             name_variables(member, f"{prefix}_{variable_part(name)}")
+
+
+def check_variables(command: click.Command, prefix: str, shown: str) -> None:
+    """Refuse variables that begin as those of *command* and belong to no option of it, or of commands below it.
+
+    Args:
+        command: The command, whose options have their variables (:func:`name_variables`).
+        prefix: Beginning of its variables, such as ``AMQP_RT_SERVE``.
+        shown: How the command is called, such as ``amqp-rt serve``.
+
+    Raises:
+        click.UsageError: There is such a variable; the text has its name, and not its value.
+    """
+    begin = f"{prefix}_"
+    known = {name.removeprefix(begin) for name in _variables(command) if name.startswith(begin)}
+    for name, value in sorted(os.environ.items()):
+        part = name.removeprefix(begin)
+        # A variable that is set to nothing counts as not set.
+        if not value or part == name or part in known or _OF_A_SERVICE.fullmatch(part):
+            continue
+        # Parts are compared: the beginning, which all have, would make any name a similar one.
+        close = get_close_matches(part, sorted(known), 1)
+        hint = f"did you mean {begin}{close[0]}?" if close else f"{shown} --help lists its options"
+        raise click.UsageError(f"{name} is set, and {shown} has no such option; {hint}")
+
+
+def _variables(command: click.Command) -> Iterator[str]:
+    """Yield the variables of the options of *command*, and of the commands below it."""
+    for option in command.params:
+        if isinstance(option, click.Option):
+            for name in option.envvar or ():
+                yield name
+                if isinstance(option, SecretOption):
+                    yield f"{name}_FILE"
+    if isinstance(command, click.Group):
+        for member in command.commands.values():
+            yield from _variables(member)
 
 
 def variable_part(name: str) -> str:

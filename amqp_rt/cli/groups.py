@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import click
 
 from ..config_files import suggestion
-from .environment import name_variables, variable_part
+from .environment import check_variables, name_variables, variable_part
 
 
 @contextmanager
@@ -58,13 +58,29 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(ctx, args)
+            name, command, rest = super().resolve_command(ctx, args)
         except click.UsageError as error:
             # click would suggest only commands that have been imported.
             meant = suggestion(args[0], self.list_commands(ctx))
             if not meant:
                 raise
             raise click.UsageError(f"{error.message.rstrip('.')}{meant}", error.ctx) from None
+        if name is not None and command is not None and not ctx.resilient_parsing:
+            self._check_variables(ctx, name, command, rest)
+        return name, command, rest
+
+    @staticmethod
+    def _check_variables(
+        ctx: click.Context, name: str, command: click.Command, args: list[str]
+    ) -> None:
+        """Refuse variables of *command*, which is called with *args*, that belong to no option."""
+        # A group of this kind checks the command below it that is called, and imports no others.
+        if isinstance(command, LazyGroup) or ctx.auto_envvar_prefix is None:
+            return
+        # Help shows the right names.
+        if set(ctx.help_option_names).isdisjoint(args):
+            prefix = f"{ctx.auto_envvar_prefix}_{variable_part(name)}"
+            check_variables(command, prefix, f"{ctx.command_path} {name}")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = list(self.summaries().items())

@@ -64,7 +64,8 @@ LISTS = """\
 Every option can be given in a variable `AMQP_RT_<COMMAND>_<OPTION>`: `AMQP_RT_SERVE_STORE` for `amqp-rt serve --store`,
 `AMQP_RT_NODE_LIST_WATCH` for `amqp-rt node list --watch`. Options that may be repeated take several values, separated by spaces, and
 paths of files by `:` (`;` on Windows); flags take `true` or `false`. The command line comes before the environment, that before the [file of `--config`](configuration-file), and that
-before defaults. A variable that is set to nothing counts as not set.
+before defaults. A variable that is set to nothing counts as not set. A command refuses other variables that begin as its own do,
+such as `AMQP_RT_SERVE_LITSEN`, with exit status 2; those that Kubernetes sets for services are left alone.
 
 Options that may have passwords also take the name of a file: `AMQP_RT_SERVE_USER_FILE`, `AMQP_RT_SERVE_CBS_FILE`,
 `AMQP_RT_SERVE_MESH_FILE`, `AMQP_URL_FILE` and `AMQP_RT_<COMMAND>_URL_FILE`. The file has the value, or one on each line where

@@ -17,6 +17,7 @@ from commands import Served
 from amqp_rt.cli import OURS, main
 from amqp_rt.cli.configured import ConfiguredCommand
 from amqp_rt.cli.environment import SecretOption, name_variables
+from amqp_rt.cli.groups import LazyGroup
 
 
 def every_option() -> Iterator[tuple[str, click.Option]]:
@@ -146,6 +147,56 @@ def test_a_broker_and_its_clients_run_by_the_environment_alone(tmp_path: Path) -
     finally:
         code, said = served.stop()
     assert (code, said) == (0, "")
+
+
+@pytest.mark.req("G6")
+@pytest.mark.parametrize(
+    ("arguments", "variable", "hint"),
+    [
+        ("serve", "AMQP_RT_SERVE_LITSEN", "did you mean AMQP_RT_SERVE_LISTEN?"),
+        ("send work x", "AMQP_RT_SEND_COUNTT", "did you mean AMQP_RT_SEND_COUNT?"),
+        ("serve", "AMQP_RT_SERVE_USERS_FILE", "did you mean AMQP_RT_SERVE_USER_FILE?"),
+        ("serve", "AMQP_RT_SERVE_STORE_PATH_FILE", "did you mean AMQP_RT_SERVE_STORE_FILE?"),
+        ("node list", "AMQP_RT_NODE_LIST_JSNO", "did you mean AMQP_RT_NODE_LIST_JSON?"),
+        ("node list", "AMQP_RT_NODE_LSIT_JSON", "did you mean AMQP_RT_NODE_LIST_JSON?"),
+        ("doctor", "AMQP_RT_DOCTOR_QQQ", "amqp-rt doctor --help lists its options"),
+        ("here there", "AMQP_RT_HERE_THERE_NOO", "did you mean AMQP_RT_HERE_THERE_NO?"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, arguments: str, variable: str, hint: str
+) -> None:
+    class Here(LazyGroup):
+        def load_command(self, name: str) -> click.Command:
+            return click.Command(name, params=[click.Option(["--no"])], help="Go there.")
+
+    monkeypatch.setitem(main.commands, "here", Here("here"))
+
+    def call(*words: str) -> Result:
+        return CliRunner().invoke(main, words, env={variable: "secret"}, prog_name="amqp-rt")
+
+    done = call(*arguments.split())
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Error: {variable} is set, and amqp-rt ")
+    assert done.stderr.endswith(f"has no such option; {hint}\n")
+    assert "secret" not in done.stderr
+    # The help has the right name.
+    assert call(*arguments.split(), "--help").exit_code == 0
+
+
+@pytest.mark.req("G6")
+def test_variables_that_are_not_options_are_left_alone() -> None:
+    """Those of other commands, of builds and tests, of empty values, and of services in Kubernetes."""
+    environ = dict.fromkeys(
+        (
+            *("AMQP_RT_SERVE_LITSEN", "AMQP_RT_COMPILE", "AMQP_RT_PASSWORD_ADA", "AMQP_RT_LONG"),
+            *("AMQP_RT_LIMITS_SERVICE_HOST", "AMQP_RT_LIMITS_SERVICE_PORT_AMQP"),
+            *("AMQP_RT_LIMITS_PORT", "AMQP_RT_LIMITS_PORT_5672_TCP_ADDR", "AMQP_RT_WORKER"),
+        ),
+        "x",
+    )
+    done = CliRunner().invoke(main, ["limits"], env={**environ, "AMQP_RT_LIMITS_X": ""})
+    assert done.exit_code == 0, done.output
 
 
 @pytest.mark.req("G6")

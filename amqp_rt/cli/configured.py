@@ -18,6 +18,8 @@ from ..config_files import SettingsError, Where, mistake, read_settings
 _META: Final = "amqp_rt.config"
 #: Key in a context's ``meta`` for the tables of the file that are not options.
 _TABLES: Final = "amqp_rt.config.tables"
+#: Key in a context's ``meta``: the command checks its options, and does nothing else.
+_CHECKS: Final = "amqp_rt.checks"
 
 
 class ConfiguredCommand(click.Command):
@@ -73,6 +75,18 @@ class ConfiguredCommand(click.Command):
         context.meta[_META] = file, text
         context.meta[_TABLES] = {name: getattr(found, name) for name in self._tables}
 
+    def check(self, context: click.Context) -> None:
+        """Check the options in *context* as the command does before it starts to work.
+
+        For commands whose function returns after that if :func:`only_checks` is true.
+
+        Raises:
+            click.ClickException: The command would end with this error.
+        """
+        context.meta[_CHECKS] = True
+        with context:
+            self.invoke(context)
+
     def invoke(self, context: click.Context) -> Any:
         """Invoke the command; report a mistake in an option of the file with its line."""
         try:
@@ -87,6 +101,11 @@ class ConfiguredCommand(click.Command):
                         where = mistake(file, text, (_key(option),), error.message)
                         raise click.UsageError(where.description) from None
             raise
+
+
+def only_checks(context: click.Context) -> bool:
+    """Return whether the command is to check its options only, without effects on files and the process."""
+    return _CHECKS in context.meta
 
 
 def table_of(context: click.Context, name: str) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from typing import Final, NamedTuple
 import click
 from msgspec import Struct
 
-from ..config_files import SettingsError, read_settings
 from ..errors import AmqpError
 from ..limits import DEFAULT_LIMITS
 from ..net.tls import ServerTls
 from ..security.access import EVERYBODY, EVERYWHERE, Access, Rights, Rule
+from .environment import PREFIX, check_variables, name_variables
+from .limit_options import limits_of
 from .listing import json_option
 from .tables import cell
 from .versions import form_of
@@ -38,6 +39,9 @@ _NO_DISK_S: Final = 0.00002
 _SOON: Final = timedelta(days=30)
 #: Answer of the kernel for a clock that nothing synchronizes (adjtimex(2), TIME_ERROR).
 _UNSYNCHRONIZED: Final = 5
+
+#: Beginning of the variables of ``serve``.
+_OF_SERVE: Final = f"{PREFIX}_SERVE"
 
 OK: Final = "ok"
 WARNING: Final = "warning"
@@ -56,30 +60,17 @@ class Finding(Struct, frozen=True):
     advice: str = ""
 
 
-class _LimitsTable(Struct, frozen=True):
-    connections_max: int = DEFAULT_LIMITS.connections_max
-
-
-class _Config(Struct, frozen=True):
-    """The keys of a file for ``serve --config`` that are examined."""
-
-    store: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    users: str | None = None
-    access: str | None = None
-    limits: _LimitsTable = _LimitsTable()
-
-
 class _Files(NamedTuple):
-    """Configuration to examine, from the options of the command."""
+    """Configuration to examine: what a broker with the options would use."""
 
     store: str | None
     tls_cert: str | None
     tls_key: str | None
     users: str | None
     access: str | None
-    connections_max: int
+    connections_max: int = DEFAULT_LIMITS.connections_max
+    #: Why a broker would not start with the options and files; empty if it would.
+    refusal: str = ""
 
 
 @click.command()
@@ -109,31 +100,52 @@ def doctor(
     certificate   whether key and certificate fit, and when they expire
     modes         whether others can read secrets
     rights        rules that give more than is usually meant
+    options       whether serve takes the options, the variables AMQP_RT_SERVE_... and the files
 
     Run it as the user of the broker, on its machine, with the options or the --config of serve. Exit code 1:
     something is wrong. Warnings alone are exit code 0.
     """  # noqa: D301
-    given = _Config()
-    if config is not None:
-        try:
-            given, _ = read_settings(config, _Config)
-        except SettingsError as error:
-            raise click.UsageError(error.description) from None
-    files = _Files(
-        store or given.store,
-        tls_cert or given.tls_cert,
-        tls_key or given.tls_key,
-        users or given.users,
-        access or given.access,
-        given.limits.connections_max,
+    files = _used(
+        config, _Files(store=store, tls_cert=tls_cert, tls_key=tls_key, users=users, access=access)
     )
-    wrong = False
+    wrong: list[str] = []
     for check in _CHECKS:
         for each in check(files):
-            wrong = wrong or each.state == WRONG
+            # Why a broker would not start is left out if the check of a file has given the reason.
+            if any(found in each.found for found in wrong):
+                continue
+            if each.state == WRONG:
+                wrong.append(each.found)
             _write(each, as_json=as_json)
     if wrong:
         raise click.exceptions.Exit(1)
+
+
+def _used(config: str | None, given: _Files) -> _Files:
+    """Return what ``serve`` would use with the file *config* and *given* options, and why it would not start.
+
+    Its own code reads and checks them.
+    """
+    from .serve import serve
+
+    arguments = {"--config": config, "--store": given.store, "--tls-cert": given.tls_cert}
+    arguments |= {"--tls-key": given.tls_key, "--users": given.users, "--access": given.access}
+    name_variables(serve, _OF_SERVE)
+    try:
+        check_variables(serve, _OF_SERVE, "amqp-rt serve")
+        context = serve.make_context(
+            "serve", [f"{name}={value}" for name, value in arguments.items() if value is not None]
+        )
+        used = context.params
+        given = _Files(
+            *(used[name] for name in ("store", "tls_cert", "tls_key", "users_file", "rules"))
+        )
+        limits = limits_of(context, used["given_limits"])
+        given = given._replace(connections_max=limits.connections_max)
+        serve.check(context)
+    except click.ClickException as error:
+        return given._replace(refusal=error.format_message())
+    return given
 
 
 def _write(found: Finding, *, as_json: bool) -> None:
@@ -207,7 +219,7 @@ def _descriptors(files: _Files) -> Iterator[Finding]:
 
 def _fsync(files: _Files) -> Iterator[Finding]:
     if files.store is None or not files.store.startswith("sqlite:"):
-        yield Finding("fsync", OK, "no store was named whose disk could be measured")
+        yield Finding("fsync", OK, "no store in a file was named, whose disk could be measured")
         return
     folder = Path(files.store.removeprefix("sqlite:")).absolute().parent
     took = []
@@ -243,10 +255,6 @@ def _fsync(files: _Files) -> Iterator[Finding]:
 
 def _certificate(files: _Files) -> Iterator[Finding]:
     if files.tls_cert is None:
-        if files.tls_key is not None:
-            yield Finding(
-                "certificate", WRONG, "there is a key, but no certificate", "name --tls-cert"
-            )
         return
     try:
         ServerTls(files.tls_cert, files.tls_key)
@@ -299,19 +307,8 @@ def _modes(files: _Files) -> Iterator[Finding]:
             continue
         try:
             mode = stat.S_IMODE(Path(name).stat().st_mode)
-        except FileNotFoundError:
-            if what == "store":
-                continue  # The broker creates it.
-            yield Finding(
-                "modes", WRONG, f"there is no file {name} ({what})", "name an existing one"
-            )
-            continue
-        except OSError as error:
-            yield Finding(
-                "modes", WRONG, f"{name} ({what}) cannot be read: {error.strerror}",
-                "give it to the user of the broker",
-            )  # fmt: skip
-            continue
+        except OSError:
+            continue  # The broker creates it, or cannot start and gives the reason.
         if os.name == "posix" and mode & 0o077:
             state = WARNING if what == "store" else WRONG
             yield Finding(
@@ -345,6 +342,16 @@ def _rights(files: _Files) -> Iterator[Finding]:
         )
 
 
+def _options(files: _Files) -> Iterator[Finding]:
+    if files.refusal:
+        yield Finding(
+            "options", WRONG, files.refusal,
+            "correct that option or file: the broker would not start",
+        )  # fmt: skip
+    else:
+        yield Finding("options", OK, "a broker would start with these options and files")
+
+
 def _danger(rule: Rule, rules: Access) -> Finding | None:
     """Return what is dangerous about *rule*, None if nothing is."""
     addresses = (rule.address,) if rule.realm is None else rules.realms[rule.realm]
@@ -373,5 +380,5 @@ def _danger(rule: Rule, rules: Access) -> Finding | None:
 
 
 _CHECKS: Final[tuple[Callable[[_Files], Iterator[Finding]], ...]] = (
-    *(_compiled, _clock, _descriptors, _fsync, _certificate, _modes, _rights),
+    *(_compiled, _clock, _descriptors, _fsync, _certificate, _modes, _rights, _options),
 )

@@ -24,6 +24,7 @@ from ..container.running import first_of
 from ..durations import parse_duration
 from ..errors import AmqpError, printable
 from ..net.tls import ClientTls
+from .configured import only_checks
 from .environment import SecretOption
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ def log_options(command: F) -> F:
     ) -> Any:
         if verbose and quiet:
             raise click.UsageError("-v shows more and -q shows less: give one of them")
-        set_up_logs(_level(log_level, verbose=verbose, quiet=quiet), log_format)
+        if not only_checks(click.get_current_context()):
+            set_up_logs(_level(log_level, verbose=verbose, quiet=quiet), log_format)
         return command(*args, **options)
 
     with_options = with_logs

@@ -32,7 +32,7 @@ from ..net.traces.recording import Traces
 from ..security.access import Access
 from ..security.identities import Users, parse_user
 from ..stores.base import SharedStore, Store, StoreFull
-from .configured import ConfiguredCommand
+from .configured import ConfiguredCommand, only_checks
 from .edging import EDGES_MAX, EdgeProcesses
 from .environment import SecretOption
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
@@ -349,6 +349,8 @@ def serve(  # noqa: C901
         declared_in("--auto-create", text)
     known = Users()
     for text in users:
+        if only_checks(context) and text.endswith(":-"):
+            continue  # A check does not wait for a password on standard input.
         try:
             known.add(*parse_user(text))
         except Exception as error:
@@ -371,7 +373,7 @@ def serve(  # noqa: C901
             "--edges N carries TLS and WebSocket, and no listener has any: give --tls-cert FILE, or "
             "listen on ws://."
         )
-    named = bool(known or tls_client_ca or cbs)
+    named = bool(users or known or tls_client_ca or cbs)
     if not named and not anonymous and not all(_is_local(place) for place in places):
         raise click.UsageError(
             "who may connect? Give --user NAME:PASSWORD, --users FILE, --tls-client-ca FILE, or "
@@ -452,15 +454,26 @@ def serve(  # noqa: C901
         )
 
     check_profiles(broker, urls)
-    if trace is not None:
-        broker.container.traces = _traces(trace, broker.container)
-
     asked = None if probe is None else probe_of(broker.container, probe)
     door = None
     if http is not None:
         door = _door(broker, http, read_only=http_read_only, hosts=http_hosts, origin=http_origin)
-    end_otel = _start_otel(broker) if otel else None
     member = joining.member(broker)
+    if only_checks(context):
+        if otel:
+            _check_otel()
+        apart = Broker(
+            limits=limits,
+            auto_create=auto_create,
+            virtual_hosts=virtual_hosts or None,
+            journal=recorded,
+        )
+        run(partial(_declare_apart, apart, declared, files))
+        return
+
+    if trace is not None:
+        broker.container.traces = _traces(trace, broker.container)
+    end_otel = _start_otel(broker) if otel else None
     manager = ServiceManager()
     edges = Edges() if edge_count else None
     broker.container.entry.edges = edges
@@ -521,6 +534,14 @@ async def _declare(broker: Broker, declared: list[Declaration], files: tuple[Pat
     for file in files:
         with _mistakes_of("--nodes"):
             await broker.declare_from(file)
+
+
+async def _declare_apart(
+    broker: Broker, declared: list[Declaration], files: tuple[Path, ...]
+) -> None:
+    """Create the nodes in *broker*, which has no store and does not listen, as :func:`_declare` does."""
+    async with broker:
+        await _declare(broker, declared, files)
 
 
 @contextmanager
@@ -596,6 +617,16 @@ def _store(text: str) -> Store | None:
     except AmqpError as error:
         raise click.BadParameter(error.description, param_hint="--store") from None
     return kept
+
+
+def _check_otel() -> None:
+    """Check that what ``--otel`` needs is installed."""
+    from ..telemetry.sdk import check_sdk
+
+    try:
+        check_sdk()
+    except AmqpError as error:
+        raise click.UsageError(error.description) from None
 
 
 def _certificates(cert: str | None, key: str | None, client_ca: str | None) -> ServerTls | None:

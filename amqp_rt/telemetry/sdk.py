@@ -39,6 +39,30 @@ def start_sdk(service: str) -> Callable[[], None]:
         ) from error
 
 
+def check_sdk() -> None:
+    """Check that :func:`start_sdk` would find the SDK and the exporters, and set up nothing.
+
+    Raises:
+        AmqpError: One is not installed, and the text says what to install.
+    """
+    _require_sdk()
+    for signal in ("traces", "metrics"):
+        _exporters(signal)
+
+
+def _require_sdk() -> None:
+    """Raise ``AmqpError`` if the SDK is not installed; the text says what to install."""
+    try:
+        import opentelemetry.sdk.metrics
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError:
+        raise AmqpError(
+            "--otel needs OpenTelemetry's SDK and an exporter: "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp",
+            condition="amqp:not-implemented",
+        ) from None
+
+
 def _started(service: str) -> Callable[[], None]:
     """Set up tracing and metrics; return the function that ends them.
 
@@ -46,27 +70,22 @@ def _started(service: str) -> Callable[[], None]:
         AmqpError: The SDK or an exporter is not installed.
         Exception: The value of a variable is refused.
     """
-    try:
-        from opentelemetry import metrics, trace
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError:
-        raise AmqpError(
-            "--otel needs OpenTelemetry's SDK and an exporter: "
-            "pip install opentelemetry-sdk opentelemetry-exporter-otlp",
-            condition="amqp:not-implemented",
-        ) from None
+    _require_sdk()
+    from opentelemetry import metrics, trace
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return _nothing
     os.environ.setdefault("OTEL_SERVICE_NAME", service)
     resource = Resource.create()
     tracing = TracerProvider(resource=resource)
-    for exporter in _exporters("traces"):
-        tracing.add_span_processor(BatchSpanProcessor(exporter))
-    readers = [PeriodicExportingMetricReader(each) for each in _exporters("metrics")]
+    for make in _exporters("traces"):
+        tracing.add_span_processor(BatchSpanProcessor(make()))
+    readers = [PeriodicExportingMetricReader(make()) for make in _exporters("metrics")]
     metering = MeterProvider(readers, resource=resource)
     trace.set_tracer_provider(tracing)
     metrics.set_meter_provider(metering)
@@ -78,13 +97,13 @@ def _started(service: str) -> Callable[[], None]:
     return end
 
 
-def _exporters(signal: str) -> list[Any]:
-    """Return the exporters of *signal* that its variable names.
+def _exporters(signal: str) -> list[Callable[[], Any]]:
+    """Return functions that make the exporters of *signal* which its variable names.
 
     Raises:
         AmqpError: One is not installed.
     """
-    found: list[Any] = []
+    found: list[Callable[[], Any]] = []
     variable = f"OTEL_{signal.upper()}_EXPORTER"
     for name in (os.environ.get(variable) or "otlp").split(","):
         name = name.strip()
@@ -100,7 +119,7 @@ def _exporters(signal: str) -> list[Any]:
             entry = _OTLP.get(protocol, protocol)
         known = entry_points(group=f"opentelemetry_{signal}_exporter")
         for each in known.select(name=entry):
-            found.append(each.load()())
+            found.append(each.load())
             break
         else:
             installed = ", ".join(sorted({each.name for each in known})) or "none"

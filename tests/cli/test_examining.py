@@ -165,7 +165,7 @@ def findings(*arguments: str) -> dict[str, list[tuple[str, str, str]]]:
 @pytest.mark.req("G6")
 def test_a_machine_is_examined(tmp_path: Path) -> None:
     found = findings("--store", f"sqlite:{tmp_path / 'x.db'}")
-    assert set(found) == {"compiled", "clock", "descriptors", "fsync"}
+    assert set(found) == {"compiled", "clock", "descriptors", "fsync", "options"}
     [(_, commit, _)] = found["fsync"]
     assert f"a commit in {tmp_path} takes " in commit
     [(state, text, _)] = findings("--store", f"sqlite:{tmp_path}/no/x.db")["fsync"]
@@ -199,6 +199,91 @@ def test_files_of_a_broker_are_examined_as_its_config_names_them(tmp_path: Path)
     assert (state, "connections_max 1000000000" in text) == ("warning", True)
     [(_, only_users, _)] = findings("--users", str(users))["rights"]
     assert only_users == "without access rules every user may do everything"
+
+
+NOT_STARTED = "correct that option or file: the broker would not start"
+
+
+@pytest.mark.req("G6")
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('\nlisen = ["a"]', "line 2: there is no 'lisen' here; did you mean 'listen'?"),
+        ("listen = 5", "line 1: expected `array | null`, got `int`"),
+        ("[limits]\nfoo = 3", "line 2: there is no 'foo' here"),
+        ('dev = "maybe"', "line 1: expected `bool | null`, got `str`"),
+        ('\nstore = "foo"', "line 2: 'foo' is no store: it is memory:"),
+        ('store = "sqlite:serve.toml"', "line 1: {folder}/serve.toml is no store: give another"),
+        ('users = "serve.toml"', "line 1: serve.toml, line 1: expected NAME:scrypt"),
+        ('users = "none"', "line 1: cannot read users from none: No such file"),
+        ('node = ["queue:a", "topic:a"]', "line 1: 'a' exists as Queue(name='a')"),
+        ('listen = ["amqp://:0?profile=no"]\nanonymous = true', "line 1: no plug-in has a profile"),
+        ('probe = "http://127.0.0.1:9000"', "line 1: a probe needs prometheus-client"),
+        ("otel = true", "there is no exporter 'none-such' for traces"),
+        ('listen = ["amqp://0.0.0.0:0"]', "who may connect? Give --user"),
+        ("listen = [", "line 1: "),
+    ],
+)
+def test_what_a_broker_would_refuse_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
+) -> None:
+    """The sentence is that of ``serve``, which checks its options by the same code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "amqp_rt.telemetry.metrics", None)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none-such")
+    Path("serve.toml").write_text(text)
+    [(state, found, advice)] = findings("--config", "serve.toml")["options"]
+    assert (state, advice) == ("wrong", NOT_STARTED)
+    assert sentence.format(folder=tmp_path) in found
+    done = run("serve", "--config", "serve.toml")
+    assert done.exit_code == 2
+    assert found in done.stderr
+
+
+@pytest.mark.req("G6")
+def test_options_that_a_broker_would_refuse_are_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other").write_text("something else\n")
+    Path("other").chmod(0o600)
+    for arguments, sentence in (
+        (["--store", "foo"], "Invalid value for --store: 'foo' is no store: it is memory:"),
+        (["--store", "sqlite:other"], f"{tmp_path / 'other'} is no store: give another path"),
+        (["--users", "other"], "Invalid value for --users: other, line 1: expected NAME:scrypt"),
+        (["--tls-key", "other"], "--tls-key and --tls-client-ca go with --tls-cert"),
+        (["--config", "none.toml"], "cannot read none.toml: No such file or directory"),
+    ):
+        [(state, found, advice)] = findings(*arguments)["options"]
+        assert (state, advice) == ("wrong", NOT_STARTED)
+        assert sentence in found
+    # One mistake is one finding: the checks of these files have given it.
+    for option, check in (("--access", "rights"), ("--tls-cert", "certificate")):
+        found_by = findings(option, "other")
+        assert [state for state, _, _ in found_by[check]] == ["wrong"]
+        assert "options" not in found_by
+
+
+@pytest.mark.req("G6")
+def test_a_broker_that_would_start_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is created or set up, no password is waited for, and variables of ``serve`` count."""
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "serve.toml"
+    config.write_text(
+        'listen = ["amqp://0.0.0.0:5672"]\nstore = "sqlite:broker.db"\nuser = ["ada:-"]\n'
+        'node = ["queue:a", "log:b"]\ntrace = "traces"\nprobe = "http://127.0.0.1:9000"\n'
+    )
+    found = findings("--config", str(config))
+    assert [state for state, _, _ in found["options"]] == ["ok"]
+    assert f"a commit in {tmp_path} takes " in found["fsync"][0][1]
+    assert [*tmp_path.iterdir()] == [config]
+    monkeypatch.setenv("AMQP_RT_SERVE_CONFIG", str(config))
+    assert f"a commit in {tmp_path} takes " in findings()["fsync"][0][1]
+    monkeypatch.setenv("AMQP_RT_SERVE_LITSEN", "x")
+    [(state, text, _)] = findings()["options"]
+    assert (state, "did you mean AMQP_RT_SERVE_LISTEN?" in text) == ("wrong", True)
 
 
 @pytest.mark.req("G6")

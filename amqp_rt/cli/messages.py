@@ -61,6 +61,12 @@ def shown(message: Message, *, whole: bool) -> str:
     return json.dumps(plain({name: value for name, value in parts.items() if value}))
 
 
+def octets_of(message: Message) -> bytes:
+    """Return the body of *message* as octets: those of its data sections, else those of its text or JSON."""
+    body = message.body
+    return body if isinstance(body, bytes) else shown(message, whole=False).encode()
+
+
 def for_stdout(text: str) -> str:
     """Return *text* of a peer for standard output, with escape sequences disarmed on a terminal."""
     return printable(text, keep="\n\t") if sys.stdout.isatty() else text
@@ -148,6 +154,11 @@ def send(
 @click.option(
     "--json", "whole", is_flag=True, help="Print whole messages, one JSON object per line."
 )
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Write the octets of bodies unchanged, with nothing between messages and after them.",
+)
 def receive(
     address: str,
     where: Where,
@@ -155,12 +166,25 @@ def receive(
     timeout: float | None,
     browse: bool,
     whole: bool,
+    raw: bool,
 ) -> None:
-    """Receive messages from ADDRESS, one per line on standard output, and accept them.
+    r"""Receive messages from ADDRESS, and accept them.
 
-    Exits with 1 if --timeout passes before --count messages have arrived.
+    Each body is written to standard output as text, with a line end after it: octets that are not UTF-8 as escapes such
+    as \xff, values other than texts as JSON. Exits with 1 if --timeout passes before --count messages have arrived.
     """
+    if raw and whole:
+        raise click.UsageError(
+            "--raw writes bodies alone and --json whole messages: give one of them"
+        )
     seen = 0
+
+    def write(message: Message) -> None:
+        if raw:
+            sys.stdout.buffer.write(octets_of(message))
+            sys.stdout.buffer.flush()
+        else:
+            print(for_stdout(shown(message, whole=whole)), flush=True)
 
     async def main() -> None:
         nonlocal seen
@@ -177,7 +201,7 @@ def receive(
                 if scope.cancelled_caught:
                     return
                 with delivery:
-                    print(for_stdout(shown(delivery.message, whole=whole)), flush=True)
+                    write(delivery.message)
                 seen += 1
 
     run(main)

@@ -128,6 +128,33 @@ def test_whole_messages_as_json(broker: Served) -> None:
 
 
 @pytest.mark.slow
+def test_octets_are_received_unchanged_if_wanted(broker: Served) -> None:
+    octets = b"\x00\xff\r\n\xfe"
+
+    def call(*arguments: str, stdin: bytes = b"") -> bytes:
+        return subprocess.run(
+            [*COMMAND, *arguments, "--url", broker.url],
+            input=stdin,
+            capture_output=True,
+            timeout=60,
+            check=True,
+        ).stdout
+
+    for _ in range(3):
+        call("send", "work", stdin=octets)
+    assert call("receive", "work", "--count", "1") == b"\x00\\xff\r\n\\xfe\n"
+    assert call("receive", "work", "--count", "2", "--raw") == 2 * octets
+    # A text, and a value that has no octets of its own.
+    call("send", "work", "gr\u00fc\u00df dich")
+    call("send", "work", '{"sku": "A-1"}')
+    assert call("receive", "work", "--count", "2", "--raw").decode() == (
+        'gr\u00fc\u00df dich{"sku": "A-1"}'
+    )
+    done = amqp_rt("receive", "work", "--raw", "--json", url=broker.url)
+    assert (done.returncode, "give one of them" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
 def test_durable_messages_need_a_store_or_leave_to_be_lost() -> None:
     served = Served("--node", "queue:work")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any, Final
 
 import click
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
+from ..config_files import suggestion
 from ..errors import AmqpError
 from ..limits import KIB, MIB, Limits
 from ..security.access import rights_of
@@ -32,11 +32,8 @@ def limit_value(name: str, given: object) -> int | float:
         ValueError: There is no such limit, or *given* is not a valid value for it.
     """
     if name not in _TYPES:
-        # There always is a closest one.
-        (close,) = get_close_matches(name, _TYPES, 1, 0.0)
-        raise ValueError(
-            f"there is no limit {name!r:.60}; did you mean {close!r}? 'amqp-rt limits' lists all"
-        )
+        meant = suggestion(name, list(_TYPES)) or "; 'amqp-rt limits' lists all"
+        raise ValueError(f"there is no limit {name!r:.60}{meant}")
     value = _number(given) if isinstance(given, str) else given
     if value is None:
         raise ValueError(f"{name} must be a number, got {given!r:.60}")

@@ -86,8 +86,7 @@ def test_units(name: str, text: object, value: float) -> None:
     ("text", "sentence"),
     [
         ("idle_timeout=3", "there is no limit 'idle_timeout'; did you mean 'idle_timeout_s'?"),
-        ("foo=3", "there is no limit 'foo'; did you mean '"),
-        ("nonsense=3", "'amqp-rt limits' lists all"),
+        ("foo=3", "there is no limit 'foo'; 'amqp-rt limits' lists all"),
         ("idle_timeout_s", "'idle_timeout_s' is not NAME=VALUE, such as idle_timeout_s=30"),
         ("idle_timeout_s=ten", "idle_timeout_s must be a number, got 'ten'"),
         ("idle_timeout_s=10s", "idle_timeout_s must be a number, got '10s'"),

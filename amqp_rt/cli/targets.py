@@ -63,10 +63,12 @@ def load_target(text: str, *, factory: bool = False) -> Target:
         found = run_user_code(found)
     if isinstance(found, Target):
         return found
-    what = f"returns a {type(found).__name__}" if factory else f"is a {type(found).__name__}"
-    if callable(found) and not factory:
-        what += ": if it returns a container, add --factory"
-    raise _wrong(f"{text} {what}, not a Container or Broker{_meant(place, name, module)}")
+    is_class = isinstance(found, type)
+    what = f"{'returns' if factory else 'is'} a {'class' if is_class else type(found).__name__}"
+    hint = ""
+    if callable(found) and not factory and not is_class:
+        hint = ": if it returns one, amqp-rt run --factory calls it"
+    raise _wrong(f"{text} {what}, not a Container or Broker{hint}{_meant(place, name, module)}")
 
 
 def container_of(target: Target) -> Container:
@@ -104,7 +106,7 @@ def _meant(place: str, name: str, module: ModuleType) -> str:
     has = [each for each, value in vars(module).items() if isinstance(value, Target)]
     if has:
         return "; did you mean " + " or ".join(f"{place}:{each}" for each in has[:5]) + "?"
-    public = [each for each in vars(module) if not each.startswith("_")]
+    public = [each for each in vars(module) if not each.startswith("_") and each != name]
     return suggestion(name, public) or "; define one: app = Container('app')"
 
 

@@ -54,6 +54,9 @@ def fail():
     raise LookupError("my own mistake")
 
 broker = Broker("hub")
+
+class Order:
+    pass
 '''
 
 
@@ -301,7 +304,11 @@ def test_a_failure_of_the_users_code_has_its_traceback(shop: Path) -> None:
             "app.main:shop",
             "app.main has no 'shop'; did you mean app.main:container or app.main:broker?",
         ),
-        ("app.main:make", "is a function: if it returns a container, add --factory"),
+        (
+            "app.main:make",
+            "a function, not a Container or Broker: if it returns one, amqp-rt run --factory calls it; did you",
+        ),
+        ("app.main:Order", "app.main:Order is a class, not a Container or Broker; did you mean"),
         ("app.main:word", "app.main:word is a str, not a Container or Broker; did you mean"),
         ("app/mainly.py:container", "there is no file app/mainly.py; did you mean 'app/main.py'?"),
         ("app..main:x", "app has no module ''"),
@@ -312,6 +319,15 @@ def test_a_wrong_target_is_one_sentence(loadable: None, target: str, sentence: s
     assert done.exit_code == 2, done.output
     assert sentence in " ".join(done.output.split())
     assert "Traceback" not in done.output
+
+
+def test_a_wrong_target_is_not_suggested_again(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("class Order:\n    pass\n")
+    done = CliRunner().invoke(main, ["serve", f"{tmp_path}/shop.py:Order"])
+    assert done.exit_code == 2
+    assert done.stderr.endswith(
+        "shop.py:Order is a class, not a Container or Broker; define one: app = Container('app')\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -439,10 +439,10 @@ class EntityManagement:
         there = collection.find(name, host) is not None
         if operation == "CREATE":
             if there:
-                raise Failed(409, f"there is a {collection.type_name} {name!r:.50} already")
+                raise Failed(409, f"there is a {_word_for(collection)} {name!r:.50} already")
             await collection.create(name, attributes_of(asked), host)
         elif not there:
-            raise Failed(404, f"there is no {collection.type_name} {name!r:.50}")
+            raise Failed(404, f"there is no {_word_for(collection)} {name!r:.50}")
         elif operation == "UPDATE":
             await collection.update(name, attributes_of(asked), asked.peer)
         elif operation == "DELETE":
@@ -745,6 +745,11 @@ def attributes_of(asked: Asked) -> dict[str, Any]:
             f" {asked.name!r:.50}: they must be the same",
         )
     return attributes
+
+
+def _word_for(collection: Collection) -> str:
+    """Return what errors call an entity of *collection*: ``mesh node`` for the type ``amqp_rt.mesh-node``."""
+    return collection.type_name.removeprefix("amqp_rt.").replace("-", " ")
 
 
 def described(row: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -30,6 +30,11 @@ _DUE: Final = "amqp-rt-bench-due"
 _DUE_MAX: Final = 1e10
 #: Seconds after the end for what is under way: a peer that gives no credit answers never.
 _GRACE_S: Final = 5.0
+#: Benchmark → what it begins, the end of that, and the usual reason of one without an end.
+_UNFINISHED: Final = {
+    "send": ("messages", "outcome", "the peer may give no credit"),
+    "call": ("requests", "reply", "there may be no service at that address"),
+}
 _PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
 
 
@@ -334,7 +339,7 @@ def _report(run_: _Run) -> None:
         )
     )
     if found["p50_ms"] is None:
-        click.echo("no latencies: the messages were not sent by amqp-rt bench send")
+        click.echo(f"no latencies: {_without_latencies(run_)}")
     else:
         names = ("min", "mean", *_PERCENTILES, "max")
         shown = "  ".join(f"{name} {found[f'{name}_ms']:.3f}" for name in names)
@@ -347,7 +352,20 @@ def _report(run_: _Run) -> None:
             err=True,
         )
     if found["unfinished"]:
+        what, missed, reason = _UNFINISHED[run_.plan.what]
         click.echo(
-            f"{found['unfinished']:,} messages had no outcome {_GRACE_S:g} s after the end: the peer may give no credit",
+            f"{found['unfinished']:,} {what} had no {missed} {_GRACE_S:g} s after the end: {reason}",
             err=True,
         )
+
+
+def _without_latencies(run_: _Run) -> str:
+    """Return why no latency was measured, as a part of a sentence."""
+    what = run_.plan.what
+    if run_.messages:
+        return "the messages were not sent by amqp-rt bench send"
+    if what == "receive":
+        return "nothing was received"
+    if not run_.unfinished:
+        return "nothing was sent"
+    return "nothing was accepted" if what == "send" else "nothing was answered"

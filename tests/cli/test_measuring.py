@@ -153,6 +153,33 @@ def test_a_benchmark_of_a_full_queue_ends(broker: Served, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.req("G6")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("call silent --seconds 0.2", "no latencies: nothing was answered"),
+        ("send silent --seconds 0", "no latencies: nothing was sent"),
+        ("receive silent --seconds 0.2", "no latencies: nothing was received"),
+        ("send full --seconds 0.2", "no latencies: nothing was accepted"),
+    ],
+)
+def test_a_benchmark_without_latencies_gives_the_reason(
+    broker: Served, monkeypatch: pytest.MonkeyPatch, arguments: str, sentence: str
+) -> None:
+    monkeypatch.setattr(bench_module, "_GRACE_S", 0.2)
+    for name in ("silent", "full?length_max=1&overflow=block"):
+        run("node", "create", f"queue:{name}", "--url", broker.url)
+    run("send", "full", "x", "--url", broker.url)
+    done = run("bench", *arguments.split(), "--url", broker.url)
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.splitlines()[1] == sentence
+    if "call" in arguments:
+        assert "1 requests had no reply 0.2 s after the end: there may be no service" in done.stderr
+    for name in ("silent", "full"):
+        run("node", "delete", name, "--yes", "--url", broker.url)
+
+
+@pytest.mark.slow
+@pytest.mark.req("G6")
 @pytest.mark.parametrize("due", [math.inf, -1e305, math.nan])
 def test_a_time_that_is_none_is_ignored(broker: Served, due: float) -> None:
     async def send() -> None:

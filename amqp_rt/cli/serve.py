@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -611,9 +612,10 @@ def _store(text: str) -> Store | None:
         if text.startswith("sqlite:"):
             from ..stores.sqlite_files import refuse_foreign  # loads SQLite, as store_of did
 
+            path = os.path.abspath(text.removeprefix("sqlite:"))
             # A file that is absent or cannot be read is for the broker, which creates it or gives the reason.
-            with suppress(OSError):
-                refuse_foreign(Path(text.removeprefix("sqlite:")).absolute())
+            if os.path.isfile(path) and os.access(path, os.R_OK):
+                refuse_foreign(Path(path))
     except AmqpError as error:
         raise click.BadParameter(error.description, param_hint="--store") from None
     return kept

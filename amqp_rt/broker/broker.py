@@ -740,13 +740,7 @@ def front_of(name: str) -> Front:
     Raises:
         AmqpError: There is none.
     """
-    if name in _FRONTS_OF_PLUGINS and not entry_points(group=_FRONTS, name=name):
-        package = _FRONTS_OF_PLUGINS[name]
-        raise AmqpError(
-            f"the protocol {name} needs the plug-in {package}: pip install {package}",
-            condition="amqp:not-found",
-        )
-    front: Front = _plugin(_FRONTS, name, "protocol")()
+    front: Front = _plugin(_FRONTS, name, "protocol", _FRONTS_OF_PLUGINS)()
     return front
 
 
@@ -760,14 +754,20 @@ def addon_of(name: str) -> AddOn:
     return addon
 
 
-def _plugin(group: str, name: str, what: str) -> Any:
-    """Return the object that an installed plug-in registers as *name* in *group*.
+def _plugin(group: str, name: str, what: str, packages: Mapping[str, str] | None = None) -> Any:
+    """Return the object that an installed plug-in registers as *name* in *group*; *packages* are those to install for names.
 
     Raises:
         AmqpError: There is none.
     """
     for found in entry_points(group=group, name=name):
         return found.load()
+    package = None if packages is None else packages.get(name)
+    if package is not None:
+        raise AmqpError(
+            f"the {what} {name} needs the plug-in {package}: pip install {package}",
+            condition="amqp:not-found",
+        )
     names = ", ".join(sorted(each.name for each in entry_points(group=group))) or "none"
     raise AmqpError(
         f"no plug-in has a{'n' if what[0] in 'aeiou' else ''} {what} {name!r:.50}; installed are: {names}",

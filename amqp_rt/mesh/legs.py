@@ -119,10 +119,7 @@ class Leg:
                 more=delivery.streamed,
             )
         except LocalProtocolError as fault:
-            if delivery.settled:
-                self.fan.dropped += 1
-            else:
-                delivery.settle(Rejected(Error.of(fault)))
+            self._reject(delivery, fault)
             return False
         handover.leg, handover.sending = self, sending
         handover.since = now
@@ -196,6 +193,13 @@ class Leg:
         elif self.link.writable:
             self._write(handover, delivery.read_chunks())
 
+    def _reject(self, delivery: IncomingDelivery, fault: LocalProtocolError) -> None:
+        """Reject a message that the link refuses; one that its sender has settled is dropped."""
+        if delivery.settled:
+            self.fan.dropped += 1
+        else:
+            delivery.settle(Rejected(Error.of(fault)))
+
     def _abort(self, handover: Handover) -> None:
         """End a message of which a part has been sent."""
         self.open = None
@@ -219,10 +223,7 @@ class Leg:
         except LocalProtocolError as fault:
             # It becomes too large for a destination that came after the sender had heard of a larger size.
             self._abort(handover)
-            if delivery.settled:
-                self.fan.dropped += 1
-            else:
-                delivery.settle(Rejected(Error.of(fault)))
+            self._reject(delivery, fault)
             return
         if delivery.complete:
             self.open = None

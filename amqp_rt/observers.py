@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Literal, Protocol, TypeAlias, cast
+from typing import Literal, Protocol, TypeAlias, cast
 
 from msgspec import Struct
 
-from .codec.sections import read_properties, walk_front
-from .errors import AmqpError, DecodeError
+from .errors import AmqpError
 from .events import Peer
-from .limits import DEFAULT_LIMITS
-from .message import Message, MessageId
+from .message import Message
 from .outcomes import Modified, Rejected, Released
-from .trace_context import trace_in, trace_of
+from .trace_context import NO_TRACE
+from .unread import UnreadMessage
 
 log = logging.getLogger("amqp_rt.observers")
 
@@ -29,9 +28,6 @@ log = logging.getLogger("amqp_rt.observers")
 Kind: TypeAlias = Literal[
     "send", "receive", "settle", "process", "serve", "call", "create", "relay"
 ]
-
-#: Trace context of messages without one.
-NO_TRACE: Final[Mapping[str, str]] = {}
 
 
 class ObservedLink(Struct, frozen=True, kw_only=True):
@@ -49,53 +45,6 @@ class ObservedLink(Struct, frozen=True, kw_only=True):
     peer: Peer | None = None
     #: Whether we opened the connection, so that the peer is a server.
     dialled: bool = False
-
-
-class UnreadMessage:
-    """Message that is decoded when an observer reads it: most observers need the trace context alone, or nothing.
-
-    Args:
-        payload: The encoded message; None if there is no message of format 0, or it has not arrived yet.
-        message: The message, if it has been decoded.
-    """
-
-    __slots__ = ("message", "payload")
-
-    def __init__(self, payload: bytes | None, message: Message | None = None) -> None:
-        self.payload = payload
-        #: The message, once it has been decoded; None before, and if it cannot be.
-        self.message = message
-
-    def read(self) -> Message | None:
-        """Return the message; None if it cannot be decoded, or is not there yet."""
-        if self.message is None and self.payload is not None:
-            try:
-                self.message = Message.decode(self.payload)
-            except DecodeError:
-                self.payload = None
-        return self.message
-
-    def trace(self) -> Mapping[str, str]:
-        """Return the trace context of the message, ``traceparent`` and ``tracestate``; empty if there is none."""
-        if self.message is not None:
-            return trace_of(self.message)
-        return NO_TRACE if self.payload is None else trace_in(self.payload)
-
-    def ids(self) -> tuple[MessageId | None, MessageId | None]:
-        """Return ``message-id`` and ``correlation-id``, each None if there is none, or it cannot be decoded."""
-        try:
-            if self.message is not None:
-                properties = self.message.properties
-            elif self.payload is not None:
-                _, _, start, end, _ = walk_front(self.payload)
-                if start == end:
-                    return None, None
-                properties = read_properties(self.payload, start, end, DEFAULT_LIMITS)
-            else:
-                return None, None
-        except DecodeError:
-            return None, None
-        return properties.message_id, properties.correlation_id
 
 
 class ObservedOperation(Protocol):

@@ -22,6 +22,8 @@ from .message import Message
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
+#: Trace context of messages without one.
+NO_TRACE: Final[Mapping[str, str]] = {}
 #: ``traceparent`` as it is encoded. Only messages with it near their start are decoded for their trace
 #: context: decoding the sections of every message would cost time. See ``Limits.trace_context_within``.
 TRACE_OCTETS: Final = b"traceparent"
@@ -133,8 +135,8 @@ def _decoded_trace(message: Message) -> dict[str, str]:
     return trace
 
 
-def write_trace(out: bytearray, trace: Mapping[str, str]) -> None:
-    """Append application-properties with the trace context *trace* alone, or nothing if there is none.
+def trace_section(trace: Mapping[str, str]) -> bytes:
+    """Encode application-properties with the trace context *trace* alone; nothing if there is none.
 
     Raises:
         EncodeError: A value has no encoding.
@@ -142,10 +144,10 @@ def write_trace(out: bytearray, trace: Mapping[str, str]) -> None:
     parent = trace.get(TRACEPARENT)
     if parent is not None and len(trace) == 1 and len(parent) == 55 and parent.isascii():
         # As below, without examining keys and values whose encoding is known.
-        out += _USUAL_SECTION
-        out += parent.encode("ascii")
-    else:
-        write_application_properties(out, trace)
+        return _USUAL_SECTION + parent.encode("ascii")
+    out = bytearray()
+    write_application_properties(out, trace)
+    return bytes(out)
 
 
 def with_trace(message: Message, trace: Mapping[str, str], *, in_place: bool = False) -> Message:

@@ -41,6 +41,7 @@ NEUTRAL = {
         "observers",
         "tallies",
         "trace_context",
+        "unread",
         "batches",
         "policies",
         "signatures",

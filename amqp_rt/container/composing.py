@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ..codec.whole_messages import value_section, write_data
 from ..message import BodyKind, Message, MessageFields
-from ..trace_context import write_trace
 from .compression import Compression, compressed
 from .payloads import encode_payload
 
@@ -44,52 +41,6 @@ def build_message(
     else:
         built = make_message(content, properties, codecs)
     return built if encoding is None else compressed(built, encoding)
-
-
-def encode_plain(payload: object, codecs: Codecs | None = None) -> bytes:
-    """Encode a message of *payload* alone, as that of :func:`make_message` without properties is encoded.
-
-    Raises:
-        EncodeError: The payload has no encoding.
-    """
-    content_type, body, kind = encode_payload(payload, None, codecs)
-    if kind == "data":
-        out = bytearray()
-        if content_type is not None:
-            out += _front_of(content_type)
-        write_data(out, len(body))
-        out += body
-        return bytes(out)
-    if kind == "value" and content_type is None:
-        return value_section(body)
-    return Message(body, body_kind=kind, content_type=content_type).encode()
-
-
-def encode_traced(payload: object, trace: Mapping[str, str], codecs: Codecs | None = None) -> bytes:
-    """Encode a message of *payload* alone, with the trace context *trace* in its application-properties.
-
-    Raises:
-        EncodeError: The payload has no encoding.
-    """
-    content_type, body, kind = encode_payload(payload, None, codecs)
-    if kind != "data":
-        made = Message(
-            body, body_kind=kind, content_type=content_type, application_properties=trace
-        )
-        return made.encode()
-    out = bytearray()
-    if content_type is not None:
-        out += _front_of(content_type)
-    write_trace(out, trace)
-    write_data(out, len(body))
-    out += body
-    return bytes(out)
-
-
-@lru_cache(maxsize=16)
-def _front_of(content_type: str) -> bytes:
-    """Encode the sections before the body of a message that has only a content-type."""
-    return Message(b"", content_type=content_type).encode_front()
 
 
 def make_message(

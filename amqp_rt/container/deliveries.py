@@ -12,9 +12,10 @@ from ..errors import DecodeError, LocalProtocolError
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..limits import Limits
 from ..message import MESSAGE_FORMAT, Message
-from ..observers import UnreadMessage, UnreadObserver, error_of
+from ..observers import UnreadObserver, error_of
 from ..outcomes import ACCEPTED, MODIFIED_FAILED, RELEASED, Error, Modified, Outcome, Rejected
 from ..transactions import TransactionalState
+from ..unread import UnreadMessage
 from ..values import Symbol
 from .codecs import Codecs, default_codecs
 from .raising import RaisedOutcome, with_pause

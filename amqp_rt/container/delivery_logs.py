@@ -13,14 +13,9 @@ from typing import Final
 
 from ..errors import DecodeError, printable
 from ..message import Message
-from ..observers import (
-    NO_TRACE,
-    LinkObserver,
-    ObservedLink,
-    ObservedOperation,
-    UnreadMessage,
-)
-from ..trace_context import TRACEPARENT, trace_of
+from ..observers import LinkObserver, ObservedLink, ObservedOperation
+from ..trace_context import NO_TRACE, TRACEPARENT, trace_of
+from ..unread import UnreadMessage
 from .callers import HANDLED
 
 #: Longest text in a field, in characters: message-ids and names come from peers.

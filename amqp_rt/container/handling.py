@@ -19,11 +19,12 @@ from typing import Any, Final
 import trio
 from trio.lowlevel import reschedule
 
-from ..codec.plain_messages import read_plain_data
+from ..codec.plain_messages import read_data_behind_properties, read_plain_data
 from ..codec.sections import PROPERTIES, SECTION_OPENINGS, read_data
 from ..compiling import mypyc_attr
 from ..errors import DecodeError, LocalProtocolError
 from ..fronts.base import IncomingDelivery, ReceivingLink
+from ..message import MESSAGE_FORMAT
 from ..outcomes import ACCEPTED, MODIFIED_FAILED, Error, Outcome
 from ..trace_context import TRACE_OCTETS
 from ..transactions import TransactionalState
@@ -231,7 +232,7 @@ class WorkersSteps:
                         else:
                             rest = begun
                     else:
-                        rest = self._start(inbox, delivery, worker, octets)
+                        rest = self.start(inbox, inbox.direct, delivery, worker, octets)
                 except Exception as error:
                     report_defect(inbox, delivery, error)
                 finally:
@@ -283,13 +284,13 @@ class WorkersSteps:
                 return None
         return None if octets[:2] in MAGICS else octets
 
-    def _start(self, inbox: InboxSteps, delivery: Any, worker: Any, octets: bytes) -> Any:
-        """Call the handler; return its rest if it waits, ``ACCEPTED`` if it has returned nothing.
+    def start(self, inbox: InboxSteps, call: Any, delivery: Any, worker: Any, octets: bytes) -> Any:
+        """Call the handler *call*; return its rest if it waits, ``ACCEPTED`` if it has returned nothing.
 
         In all other cases *delivery* is settled, and None is returned.
         """
         try:
-            result = inbox.direct(octets)
+            result = call(octets)
             if type(result) is CoroutineType:
                 try:
                     return Suspended(result, result.send(None))
@@ -417,6 +418,21 @@ class InboxSteps:
             workers.shared.freed(count)
             # The slot may have gone to an idle link, and while it was taken no link held unused credit.
             workers.rotate_unused_credit()
+
+
+def octets_of(delivery: IncomingDelivery) -> bytes | None:
+    """Return the body of a message of data, if it is not compressed; else None.
+
+    Raises:
+        DecodeError: The message is malformed.
+    """
+    if delivery.message_format != MESSAGE_FORMAT:
+        return None
+    octets = read_data_behind_properties(delivery.payload)
+    if octets is None:
+        octets = read_data(delivery.payload)
+    # The content-encoding decides.
+    return None if octets is None or octets[:2] in MAGICS else octets
 
 
 def report_defect(inbox: Any, delivery: IncomingDelivery, error: Exception) -> None:

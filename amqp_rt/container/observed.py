@@ -2,6 +2,7 @@
 
 Separate classes, so that others do not even check whether they are observed. Handlers are observed by
 :class:`~amqp_rt.container.serving.ObservedRun`, and links of ``@node.link`` by the classes of ``observed_feeding``.
+Steps that each message takes are in :mod:`.observing`.
 """
 
 from __future__ import annotations
@@ -15,23 +16,20 @@ from ..events import Peer
 from ..fronts.base import OutgoingDelivery, Payload, SendingLink
 from ..message import Message
 from ..observers import (
-    NO_TRACE,
     Kind,
     ObservedLink,
     ObservedOperation,
     Observer,
-    UnreadMessage,
     UnreadObserver,
     bind,
     error_of,
-    error_of_outcome,
 )
-from ..outcomes import Accepted, Outcome
+from ..outcomes import Outcome
 from ..trace_context import TRACEPARENT, with_trace
-from .codecs import Codecs
-from .composing import MessageProperties, build_message, encode_plain, encode_traced, make_message
+from .composing import MessageProperties
 from .connections import Connection, LinkClasses, Session
 from .deliveries import Delivery, unread
+from .observing import ObservedReceiptSteps, ObservedSenderSteps, end_accepted
 from .pending_calls import PendingCall
 from .receiving import Receiver
 from .requests import Outgoing, Requests, StreamedReply, StreamLink
@@ -60,144 +58,19 @@ def observers_of(connection: Connection, kind: Kind, address: str | None) -> Unr
     return bind(observers, link)
 
 
-class ObservedReceipt(Receipt):
+class ObservedReceipt(ObservedReceiptSteps, Receipt):
     """Receipt that ends the operation of its message."""
 
-    __slots__ = ("operation",)
-
-    def __init__(
-        self,
-        sender: ObservedSending,
-        payload: Payload,
-        message_format: int = 0,
-        *,
-        unfinished: bool = False,
-        transaction: Transaction | None = None,
-    ) -> None:
-        # As Receipt does, without another call for each message.
-        self._sender = sender
-        self.payload = payload
-        self.message_format = message_format
-        self.unfinished = unfinished
-        self.transaction = transaction
-        #: The operation on the message; None once it has ended. It was begun when the message was encoded, just before.
-        #: One on a message that was encoded already is begun here, and its trace context is not written.
-        self.operation: ObservedOperation | None
-        if sender.encoded:
-            sender.encoded = False
-            self.operation, sender.begun = sender.begun, None
-        else:
-            self.operation = sender.begin_operation(None)
-
-    def _settle(self) -> None:
-        super()._settle()
-        operation = self.operation
-        if operation is None:
-            return
-        # Applications may keep receipts for long, and a span is many objects.
-        self.operation = None
-        if self.error is not None:
-            operation.end(error_of(self.error))
-        elif type(self._outcome) is Accepted:
-            operation.end()
-        else:
-            operation.end(error_of_outcome(self._outcome))
+    __slots__ = ()
 
 
-class _BarePayload(UnreadMessage):
-    """Payload that is sent without properties; a message is made of it if an observer reads it."""
-
-    __slots__ = ("_codecs", "_content")
-
-    def __init__(self, content: object, codecs: Codecs | None) -> None:
-        self.payload = self.message = None
-        self._content = content
-        self._codecs = codecs
-
-    def read(self) -> Message | None:
-        """Return the message, without the trace context that it will have; None if the payload has no encoding."""
-        if self.message is None:
-            try:
-                self.message = make_message(self._content, {}, self._codecs)
-            except Exception:
-                # Encoding it for sending raises the same, to the sender.
-                return None
-        return self.message
-
-    def trace(self) -> Mapping[str, str]:
-        """Return that there is none yet."""
-        return NO_TRACE
-
-    def ids(self) -> tuple[None, None]:
-        """Return that there are none."""
-        return None, None
-
-
-class ObservedSending(Sender):
+class ObservedSending(ObservedSenderSteps, Sender):
     """Sender whose observers hear of each message: the operation begins when it is encoded, and ends with its outcome."""
-
-    _observer: UnreadObserver | None = None
-    _bound = False
-    #: The operation of the message encoded last, while :attr:`encoded`.
-    begun: ObservedOperation | None = None
-    #: Whether the message encoded last has no receipt yet.
-    encoded = False
-
-    def _bind_observer(self) -> UnreadObserver | None:
-        """Bind the observers of the container to the link, whose address and peer may have become known."""
-        raise NotImplementedError
 
     def _begin(self, link: Any) -> None:
         # Before the messages that wait leave; the address may be one that the peer has created.
         self._bound = False
         super()._begin(link)
-
-    def _bind(self) -> UnreadObserver | None:
-        if not self._bound:
-            self._bound = self._stage == "attached"
-            self._observer = self._bind_observer()
-        return self._observer
-
-    def begin_operation(self, message: Message | None) -> ObservedOperation | None:
-        """Begin an operation on *message*; None stands for one that has been encoded already."""
-        observer = self._bind()
-        return None if observer is None else observer.begin(message)
-
-    def encode(self, message: object, properties: MessageProperties | Mapping[str, Any]) -> Payload:
-        """Begin the operation, write its trace context, and encode the message.
-
-        Nothing may wait between this and the receipt of the message.
-
-        Raises:
-            EncodeError: A value has no encoding.
-            LocalProtocolError: The message is for the anonymous terminus and has no ``to``.
-        """
-        observer = self._observer if self._bound else self._bind()
-        self.encoded = False
-        operation: ObservedOperation | None = None
-        try:
-            if observer is None:
-                payload = super().encode(message, properties)
-            elif properties or isinstance(message, Message) or self._anonymous:
-                built = build_message(message, properties, self._codecs)
-                operation = observer.begin(built)
-                if operation is not None:
-                    built = with_trace(built, operation.trace, in_place=built is not message)
-                payload = super().encode(built, {})
-            else:
-                operation = observer.begin_unread(_BarePayload(message, self._codecs))
-                trace = NO_TRACE if operation is None else operation.trace
-                if trace:
-                    payload = encode_traced(message, trace, self._codecs)
-                else:
-                    payload = encode_plain(message, self._codecs)
-        except BaseException as error:
-            if operation is not None:
-                operation.end(error_of(error))
-            raise
-        self.begun = operation
-        self.encoded = True
-        return payload
 
     async def send(
         self,
@@ -260,23 +133,13 @@ class ObservedSending(Sender):
     def withdraw(self, receipt: Receipt) -> bool:
         """Withdraw the message if it has not left, which cancels its operation."""
         waits = receipt.raw is None and not receipt.done
-        if waits and isinstance(receipt, ObservedReceipt) and receipt.operation is not None:
-            receipt.operation.end("cancelled")
+        if waits and isinstance(receipt, ObservedReceipt):
+            receipt.end_operation("cancelled")
         return super().withdraw(receipt)
 
     def on_outcomes(self, link: SendingLink, deliveries: list[OutgoingDelivery]) -> None:
         """End the operations of accepted messages, and handle states that the receiver has sent."""
-        for each in deliveries:
-            receipt = each.context
-            if (
-                each.remote_settled
-                and type(each.state) is Accepted
-                and type(receipt) is ObservedReceipt
-                and receipt.operation is not None
-            ):
-                # As when receipts settle, which those of plain senders do not do one by one.
-                operation, receipt.operation = receipt.operation, None
-                operation.end()
+        end_accepted(deliveries)
         super().on_outcomes(link, deliveries)
 
     def begin_stream(self, front: Message) -> Receipt:

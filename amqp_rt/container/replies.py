@@ -36,11 +36,10 @@ from ..fronts.base import (
 )
 from ..fronts.links import FrontReceivingLink
 from ..message import MESSAGE_FORMAT, Message, MessageId, Properties
-from ..observers import NO_TRACE
 from ..outcomes import ACCEPTED, RELEASED, Error, Outcome, Received, Rejected, rejected
 from ..security.access import Rights
 from ..termini import DeleteOnClose, Source, Target
-from ..trace_context import TRACE_OCTETS, with_trace
+from ..trace_context import NO_TRACE, TRACE_OCTETS, with_trace
 from ..transactions import DeliveryState
 from ..values import Int, Symbol
 from .callers import CALLER, caller_of

@@ -8,7 +8,7 @@ channel or an event.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
@@ -33,12 +33,8 @@ from ..message import Message, MessageFields
 from ..outcomes import Accepted, Error, Outcome
 from ..termini import Coordinator, Source, Target
 from ..values import Symbol
-from .composing import (
-    MessageProperties,
-    build_message,
-    encode_plain,
-    make_message,
-)
+from .composing import MessageProperties, build_message, make_message
+from .encoding import encode_plain
 from .engines import EngineSession
 from .handling import TURN_S
 from .links import DETACH_GRACE_S, LinkHandle, fresh, refusal
@@ -351,8 +347,9 @@ class Sender(LinkHandle, SenderSteps):
         """
         receipts: deque[Receipt] = deque()
         remaining = iter(messages)
-        encode = partial(self.encode, properties=properties)
-        as_they_are = type(self).encode is Sender.encode and not properties and not self._anonymous
+        encode: Callable[[object], Payload] | None = partial(self.encode, properties=properties)
+        if type(self).encode is Sender.encode and not properties and not self._anonymous:
+            encode = None
         count = runs = 0
         since = 0.0
         over = False
@@ -376,14 +373,15 @@ class Sender(LinkHandle, SenderSteps):
                     since = trio.current_time()
                 room = self.max_pending - max(len(receipts), self.pending)
                 most = max(1, min(room, RUN_MESSAGES))
-                submitted, over = self.submit_run(remaining, most, receipts, encode, as_they_are)
+                submitted, over = self.submit_run(remaining, most, receipts, encode)
                 count += submitted
                 runs += 1
                 if runs == _TURN_RUNS or trio.current_time() - since > TURN_S:
                     runs = 0
                     await trio.lowlevel.checkpoint()
             while receipts:
-                await receipts[0].accepted()
+                if type(receipts[0]._outcome) is not Accepted:
+                    await receipts[0].accepted()
                 receipts.popleft()
         finally:
             for receipt in receipts:

@@ -22,18 +22,15 @@ from typing import Any, Final, TypeAlias
 
 import trio
 
-from ..codec.plain_messages import PlainReader, read_data_behind_properties
-from ..errors import DecodeError
+from ..codec.plain_messages import PlainReader
 from ..fronts.base import (
     IncomingDelivery,
     ReceivingLink,
 )
-from ..message import MESSAGE_FORMAT, Message, read_data
+from ..message import MESSAGE_FORMAT, Message
 from ..observers import (
     ObservedOperation,
-    UnreadMessage,
     UnreadObserver,
-    error_of_outcome,
 )
 from ..outcomes import (
     ACCEPTED,
@@ -47,7 +44,6 @@ from ..outcomes import (
 )
 from ..trace_context import TRACE_OCTETS
 from .callers import CALLER, caller_of
-from .compression import MAGICS
 from .credit import CreditWindow, SharedSlots
 from .failures import (
     keeps_paused,
@@ -64,10 +60,12 @@ from .handling import (
     TURN_S,
     InboxSteps,
     WorkersSteps,
+    octets_of,
     report_defect,
     settle_if_open,
 )
 from .home import Home
+from .observing import ObservedRunSteps
 from .raising import RaisedOutcome, Reject
 from .routes import Route, RouteBinding, Stats
 from .streams import ByteStream
@@ -79,7 +77,7 @@ _ROTATION_MIN_S: Final = 0.005
 _ROTATION_MAX_S: Final = 0.5
 
 
-class ObservedRun:
+class ObservedRun(ObservedRunSteps):
     """Processing of the messages of one link, with observers.
 
     They are asked about the link with its first message, when its peer is known.
@@ -90,74 +88,46 @@ class ObservedRun:
     """
 
     def __init__(self, binding: RouteBinding, run: Run) -> None:
-        self._binding = binding
-        self._run = run
-        #: The handler, if it can be called with the octets of a message and nothing else.
         takes_octets = run is run_message and binding.route.takes_octets
-        self._direct: Callable[[bytes], Any] | None = binding.route.target if takes_octets else None
-        self._link: ReceivingLink | None = None
-        self._observer: UnreadObserver | None = None
+        super().__init__(binding, run, binding.route.target if takes_octets else None)
 
-    def _bound(self) -> UnreadObserver | None:
+    def _bind(self) -> UnreadObserver | None:
         binding = self._binding
         self._link = binding.link
-        self._observer = binding.observe("serve" if binding.route.kind == "rpc" else "process")
-        return self._observer
+        observer: UnreadObserver | None = binding.observe(
+            "serve" if binding.route.kind == "rpc" else "process"
+        )
+        self._observer = observer
+        return observer
 
-    async def __call__(self, inbox: Inbox, delivery: IncomingDelivery, worker: Worker) -> None:
-        """Process one message. Cancelling is passed on, and ends the operation."""
-        observer = self._observer if self._link is self._binding.link else self._bound()
-        if observer is None:
-            await self._run(inbox, delivery, worker)
-            return
-        readable = delivery.complete and delivery.message_format == MESSAGE_FORMAT
-        found = UnreadMessage(delivery.payload if readable else None)
-        operation = observer.begin_unread(found)
-        # What an observer has decoded is not decoded again for the handler.
-        worker.message = found.message
-        if operation is None:
-            try:
-                await self._run(inbox, delivery, worker)
-            finally:
-                worker.message = None
-            return
-        worker.failure = None
-        worker.operation = operation
+    async def _finish(
+        self,
+        inbox: Inbox,
+        delivery: IncomingDelivery,
+        worker: Worker,
+        rest: Awaitable[Any],
+        direct: bool,
+        traced: bool,
+    ) -> None:
+        # Cancelling is passed on, and ends the operation.
+        operation = worker.operation
         error: str | None = "cancelled"
-        direct, octets = self._direct, None
-        if direct is not None:
-            try:
-                octets = octets_of(delivery)
-            except DecodeError:
-                pass  # It is raised again below, and becomes the outcome
-        operation.enter()
         try:
-            if direct is None or octets is None:
-                await self._run(inbox, delivery, worker)
-            else:
-                # What run_message() does, without another coroutine for each message.
-                workers = inbox.workers
-                traced = delivery.payload.find(TRACE_OCTETS, 0, workers.trace_within) >= 0
-                if traced:
-                    CALLER.set(caller_of(delivery.payload))
+            if direct:
                 try:
-                    result = direct(octets)
-                    if inbox.route.awaits or (result is not None and inspect.isawaitable(result)):
-                        result = await result
+                    result = await rest
                 except BaseException as failure:
-                    workers.failed(inbox, delivery, worker, failure)
+                    inbox.workers.failed(inbox, delivery, worker, failure)
                 else:
-                    workers.returned(inbox, delivery, result)
+                    inbox.workers.returned(inbox, delivery, result)
                 finally:
                     if traced:
                         CALLER.set(None)
-            error = worker.take_failure()
-            if error is None and delivery.local_state is not ACCEPTED:
-                error = error_of_outcome(delivery.local_state)
+            else:
+                await rest
+            error = self.take_error(delivery, worker, None)
         finally:
-            worker.operation = worker.message = None
-            operation.leave()
-            operation.end(error)
+            self.end(worker, operation, error)
 
 
 class Worker:
@@ -202,11 +172,6 @@ class Worker:
                 found: IncomingDelivery | None = frame.f_locals.get("delivery")
                 return found
         return None
-
-    def take_failure(self) -> str | None:
-        """Return and forget why the latest message failed; None if it did not."""
-        failure, self.failure = self.failure, None
-        return failure
 
     def abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         """Handle the cancellation of the task while it waits for a message."""
@@ -678,17 +643,6 @@ async def run_streamed(inbox: Inbox, delivery: IncomingDelivery, worker: Worker)
     count(stats, outcome)
     if outcome is ACCEPTED or not inbox.hold(delivery, outcome):
         settle_if_open(delivery, outcome)
-
-
-def octets_of(delivery: IncomingDelivery) -> bytes | None:
-    """Return the body of a message of data, if it is not compressed; else None."""
-    if delivery.message_format != MESSAGE_FORMAT:
-        return None
-    octets = read_data_behind_properties(delivery.payload)
-    if octets is None:
-        octets = read_data(delivery.payload)
-    # The content-encoding decides.
-    return None if octets is None or octets[:2] in MAGICS else octets
 
 
 def read_message(delivery: IncomingDelivery) -> Message:

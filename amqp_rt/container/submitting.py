@@ -20,6 +20,7 @@ from ..fronts.base import OutgoingDelivery, Payload, SendingLink
 from ..message import Message
 from ..outcomes import ACCEPTED, RELEASED, Accepted, Outcome, Received
 from ..transactions import TransactionalState
+from .encoding import encode_plain
 from .links import Stage, refusal
 
 #: Messages that are gathered for one run: what a link has no room for is gathered again when it has.
@@ -132,6 +133,7 @@ class SenderSteps:
     # These are of LinkHandle, which every sender is as well.
     _stage: Stage
     _raw: Any
+    _codecs: Any
     _keeper: str | None
     changes: trio.lowlevel.ParkingLot
 
@@ -207,8 +209,7 @@ class SenderSteps:
         messages: Iterator[object],
         most: int,
         receipts: deque[Any],
-        encode: Callable[[object], Payload],
-        as_they_are: bool,
+        encode: Callable[[object], Payload] | None,
     ) -> tuple[int, bool]:
         """Encode and submit up to *most* of *messages*, and append their receipts.
 
@@ -216,8 +217,7 @@ class SenderSteps:
             messages: Messages, or payloads to create them from.
             most: Number of messages, at least 1.
             receipts: The list of receipts.
-            encode: Encodes a message.
-            as_they_are: Whether instances of :class:`~amqp_rt.message.Message` need nothing before they are encoded.
+            encode: Encodes a message; None if there is nothing to add to a message or payload.
 
         Returns:
             The number of messages, and whether no more are to be submitted: there are none, or one could not be sent.
@@ -231,11 +231,13 @@ class SenderSteps:
         submitted: list[ReceiptSteps] = []
         try:
             for message in islice(messages, most):
-                payload: Payload = (
-                    message.encode()
-                    if as_they_are and type(message) is Message
-                    else encode(message)
-                )
+                payload: Payload
+                if encode is not None:
+                    payload = encode(message)
+                elif type(message) is not bytes and isinstance(message, Message):
+                    payload = message.encode()
+                else:
+                    payload = encode_plain(message, self._codecs)
                 payloads.append(payload)
                 submitted.append(new(self, payload))
         except BaseException:

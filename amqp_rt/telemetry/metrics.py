@@ -17,8 +17,10 @@ from .. import COMPILED, __version__
 from ..broker.host import BrokerHost
 from ..container.container import Container
 from ..message import Message
-from ..observers import NO_TRACE, LinkObserver, ObservedLink, ObservedOperation, UnreadMessage
+from ..observers import LinkObserver, ObservedLink, ObservedOperation
 from ..tallies import OTHER, Distribution
+from ..trace_context import NO_TRACE
+from ..unread import UnreadMessage
 from .snapshots import STATES, TOTALS, Snapshot, take_snapshot
 
 try:

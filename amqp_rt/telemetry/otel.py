@@ -20,16 +20,15 @@ from ..addresses import parse_url
 from ..errors import AmqpError
 from ..message import Message
 from ..observers import (
-    NO_TRACE,
     Kind,
     LinkObserver,
     ObservedLink,
     ObservedOperation,
-    UnreadMessage,
     log_failed,
     log_left_out,
 )
-from ..trace_context import TRACEPARENT, TRACESTATE, trace_of
+from ..trace_context import NO_TRACE, TRACEPARENT, TRACESTATE, trace_of
+from ..unread import UnreadMessage
 from . import conventions as names
 
 try:

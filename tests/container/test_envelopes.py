@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from amqp_rt import Message
-from amqp_rt.container.composing import encode_plain, encode_traced, make_message
+from amqp_rt.container.composing import make_message
+from amqp_rt.container.encoding import encode_plain, encode_traced
 from amqp_rt.container.envelopes import Envelopes
 from amqp_rt.container.payloads import Encoded
 from amqp_rt.errors import EncodeError

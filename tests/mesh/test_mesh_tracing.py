@@ -18,10 +18,9 @@ from amqp_rt.limits import KIB, Limits
 from amqp_rt.mesh import Bridge, Push
 from amqp_rt.mesh.tracing import ContextWriter, context_writer, traced
 from amqp_rt.net.memory import MemoryNetwork
-from amqp_rt.observers import NO_TRACE
 from amqp_rt.outcomes import Rejected
 from amqp_rt.telemetry.otel import Otel
-from amqp_rt.trace_context import trace_of
+from amqp_rt.trace_context import NO_TRACE, trace_of
 from amqp_rt.values import Symbol
 
 pytestmark = pytest.mark.req("O2", "P6")

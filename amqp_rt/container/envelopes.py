@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..codec.whole_messages import data_opening, value_section
-from ..message import Message
-from .encoding import encode_body
+from ..message import BodyKind, Message
+from .payloads import AS_THEY_ARE, encode_payload
 
 if TYPE_CHECKING:
     from .codecs import Codecs
@@ -48,7 +48,16 @@ class Envelopes:
         Raises:
             EncodeError: The payload has no encoding.
         """
-        content_type, body, kind = encode_body(payload, codecs)
+        content_type: str | None = None
+        body: Any = payload
+        kind: BodyKind | None
+        # As encode_body() does, without another call for each request and reply.
+        if codecs is None and type(payload) is bytes:
+            kind = "data"
+        elif codecs is None and type(payload) in AS_THEY_ARE:
+            kind = "value"
+        else:
+            content_type, body, kind = encode_payload(payload, None, codecs)
         if type(key) is str and kind != "sequence":
             known = self._known.get((address, content_type, len(key)))
             if known is None and len(key) <= _KEY_MAX:

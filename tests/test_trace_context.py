@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from call_counts import plain_only
 
 from amqp_rt import Message
 from amqp_rt.codec.sections import walk_front, write_application_properties
@@ -105,6 +106,7 @@ def test_what_is_no_message_has_no_trace_context(payload: bytes) -> None:
     assert unread.ids() == (None, None)
 
 
+@plain_only
 @pytest.mark.parametrize("body", [b"x", "text", [1], b"x" * 5_000])
 @pytest.mark.parametrize("trace", [{"traceparent": ONE}, {}])
 def test_the_usual_messages_are_read_without_finding_their_sections(

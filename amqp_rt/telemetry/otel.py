@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
 from ..addresses import parse_url
+from ..compiling import mypyc_attr
 from ..errors import AmqpError
 from ..message import Message
 from ..observers import (
@@ -45,11 +46,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
 _SCOPE: Final = "amqp_rt"
-#: Different addresses in the attributes of metrics; further ones are left out, as each is kept for good.
-DESTINATIONS_MAX: Final = 1_000
-#: Different values of ``error.type`` in the attributes of metrics. Peers choose conditions.
-ERRORS_MAX: Final = 100
-#: Value of further ones, by the conventions.
+#: Value of ``error.type`` where there are too many, by the conventions.
 _OTHER: Final = "_OTHER"
 #: The usual class of spans that are not recorded; it keeps no attributes.
 _UNRECORDED: Final = trace.NonRecordingSpan
@@ -58,6 +55,7 @@ _FLAGS: Final = tuple(trace.TraceFlags(value) for value in range(256))
 _HEXADECIMAL: Final = tuple(f"{value:02x}" for value in range(256))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Otel:
     """Observer that makes spans and metrics of OpenTelemetry, by its conventions for messaging.
 
@@ -77,6 +75,9 @@ class Otel:
         parent: Make ``process`` a child of the message's context, so that both are one trace.
         tracer_provider: Makes the tracer; by default the one of the process.
         meter_provider: Makes the meter; by default the one of the process.
+        destinations_max: Different addresses in the attributes of metrics; further ones are left out, as each is kept for good.
+        errors_max: Different values of ``error.type`` in the attributes of metrics, which peers choose; further ones
+            are ``_OTHER``.
     """
 
     def __init__(
@@ -85,8 +86,12 @@ class Otel:
         parent: bool = False,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
+        destinations_max: int = 1_000,
+        errors_max: int = 100,
     ) -> None:
         self.parent = parent
+        self.destinations_max = destinations_max
+        self.errors_max = errors_max
         self.tracer: Tracer = trace.get_tracer(
             _SCOPE, __version__, tracer_provider, schema_url=names.SCHEMA_URL
         )
@@ -126,7 +131,7 @@ class Otel:
     def error_of_metrics(self, error: str) -> str:
         """Return ``error.type`` of metrics for *error*: itself, or ``_OTHER`` once there are too many."""
         if error not in self._errors:
-            if len(self._errors) >= ERRORS_MAX:
+            if len(self._errors) >= self.errors_max:
                 return _OTHER
             self._errors.add(error)
         return error
@@ -136,7 +141,7 @@ class Otel:
         found = attributes_of(link)
         name = str(found.get(names.DESTINATION_NAME, ""))
         if name and name not in self._destinations:
-            if len(self._destinations) < DESTINATIONS_MAX:
+            if len(self._destinations) < self.destinations_max:
                 self._destinations.add(name)
             else:
                 del found[names.DESTINATION_NAME]

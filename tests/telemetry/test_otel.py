@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from call_counts import plain_only
 from commands import Served, amqp_rt
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -559,8 +560,7 @@ async def test_the_span_of_a_batch_links_to_each_message() -> None:
     }
 
 
-async def test_metrics_have_bounded_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otel_module, "DESTINATIONS_MAX", 3)
+async def test_metrics_have_bounded_addresses() -> None:
     sdk = Collected()
 
     @node("to/{anything}")
@@ -569,7 +569,7 @@ async def test_metrics_have_bounded_addresses(monkeypatch: pytest.MonkeyPatch) -
             raise Reject("no", condition="app:no")
 
     async with (
-        Container("all", nodes=[anything], observe=[sdk.otel()]) as all_,
+        Container("all", nodes=[anything], observe=[sdk.otel(destinations_max=3)]) as all_,
         all_.local() as peer,
     ):
         for number in range(5):
@@ -587,8 +587,7 @@ async def test_metrics_have_bounded_addresses(monkeypatch: pytest.MonkeyPatch) -
     assert sum(found[names.PROCESS_DURATION].values()) == 10
 
 
-async def test_metrics_have_bounded_kinds_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otel_module, "ERRORS_MAX", 2)
+async def test_metrics_have_bounded_kinds_of_errors() -> None:
     sdk = Collected()
 
     @node("orders")
@@ -596,7 +595,7 @@ async def test_metrics_have_bounded_kinds_of_errors(monkeypatch: pytest.MonkeyPa
         raise Reject("no", condition=f"app:{body}")
 
     async with (
-        Container("all", nodes=[refuse], observe=[sdk.otel()]) as all_,
+        Container("all", nodes=[refuse], observe=[sdk.otel(errors_max=2)]) as all_,
         all_.local() as peer,
         peer.sender("orders") as sender,
     ):
@@ -614,10 +613,9 @@ async def test_metrics_have_bounded_kinds_of_errors(monkeypatch: pytest.MonkeyPa
     assert "app:3" in {row[4] for row in sdk.rows()}
 
 
-async def test_relays_use_up_no_addresses_of_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otel_module, "DESTINATIONS_MAX", 1)
+async def test_relays_use_up_no_addresses_of_metrics() -> None:
     sdk = Collected()
-    async with Broker("b", observe=[sdk.otel()]) as broker:
+    async with Broker("b", observe=[sdk.otel(destinations_max=1)]) as broker:
         await broker.declare(Queue("relayed"), Queue("own"))
         await broker.listen("memory://b")
         async with (
@@ -664,6 +662,7 @@ class ByLinks(Sampler):
         return "ByLinks"
 
 
+@plain_only
 @pytest.mark.parametrize(("always", "sampled"), [(True, 0), (False, 0), (True, 1), (False, 1)])
 def test_a_link_to_a_trace_that_is_not_recorded_is_made_for_recorded_spans_only(
     always: bool, sampled: int, monkeypatch: pytest.MonkeyPatch

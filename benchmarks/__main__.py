@@ -21,6 +21,7 @@ from .measures import (
     broker,
     codec,
     cores,
+    door,
     doors,
     durable,
     growth,
@@ -61,6 +62,7 @@ MEASURES = {
     "mesh": mesh.cases,
     "seeds": seeds.cases,
     "observed": observed.cases,
+    "door": door.cases,
     "spark": spark.cases,
     "stores": stores.cases,
 }
@@ -180,24 +182,28 @@ def main(
     MEASURES, all of them if none is named:
 
     \b
-    codec    encode and decode a message and the frequent frames
-    p2p      one link between two processes: messages/s and CPU
-    rpc      requests and replies, 1 and 64 in flight
-    broker   producer, queue, consumer: the broker's CPU, and messages/s
-    durable  the same with messages that survive the broker
-    amqp091  the same for clients of 0-9-1, and topics with up to 100,000 bindings
-    amqp010  the same for clients of 0-10 and 0-9-1 alike; one by one, resumed, recovered
-    setup    connections opened and closed
-    start    a broker started for a test, and one message through it
-    memory   for each idle connection and each queued message
-    growth   growth of costs with depth, links, connections and so on
-    recovery a start after kill -9, with up to a million durable messages; their cost and memory
-    doors    costs of TLS and WebSocket, relative to plain TCP
-    servicebus namespaces of Service Bus: the SDK for Python, and growth of costs
-    mesh     0 to 3 hops through a mesh, streams, shares of instances, convergence
-    attacked the longest step of our event loop under attack, and a regular client's delay
-    seeds    simulated worlds of the tests
-    spark    rows/s that Spark reads and writes, beside the same code without it
+    codec       encode and decode a message and the frequent frames
+    p2p         one link between two processes: messages/s and CPU
+    rpc         requests and replies, 1 and 64 in flight
+    broker      producer, queue, consumer: the broker's CPU, and messages/s
+    durable     the same with messages that survive the broker
+    amqp091     the same for clients of 0-9-1, and topics with up to 100,000 bindings
+    amqp010     the same for clients of 0-10 and 0-9-1 alike; one by one, resumed, recovered
+    setup       connections opened and closed
+    start       a broker started for a test, and one message through it
+    memory      for each idle connection and each queued message
+    growth      growth of costs with depth, links, connections and so on
+    recovery    a start after kill -9, with up to a million durable messages; cost and memory
+    doors       costs of TLS and WebSocket, relative to plain TCP
+    cores       TLS, large messages and logins in processes of their own
+    servicebus  namespaces of Service Bus: the SDK for Python, and growth of costs
+    attacked    the longest step of our event loop under attack, and a regular client's delay
+    mesh        0 to 3 hops through a mesh, streams, shares of instances, convergence
+    seeds       simulated worlds of the tests
+    observed    costs of metrics and spans, and of none
+    door        costs of an HTTP door, idle and read
+    spark       rows/s that Spark reads and writes, beside the same code without it
+    stores      messages/s into stores, in batches of up to 1,024
 
     All contestants take turns within each round; shown are the median over the rounds, the lowest
     and the highest number. A sample is repeated if the machine's speed changed by more than a

@@ -198,6 +198,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
         broker,
         codec,
         cores,
+        door,
         doors,
         durable,
         growth,
@@ -248,6 +249,7 @@ def test_every_target_names_a_case_that_is_measured() -> None:
                 servicebus,
                 mesh,
                 observed,
+                door,
                 cores,
             ),
         ):
@@ -322,7 +324,6 @@ import sys
 from benchmarks.measures import observed
 observed.HOW = {{"sampled": "OpenTelemetry"}}
 observed.WHAT = {{False: "messages"}}
-observed.PAGES = ()
 from benchmarks.__main__ import main
 main(["observed", "--rounds", "1", "--repeats", "0", "--seconds", "0.2", "--mode", "{mode}", "--peers", "none",
       "--compiled-python", sys.executable, "--json", {str(tmp_path / "now.json")!r}])
@@ -475,3 +476,12 @@ def test_one_case_of_a_measure(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     saved = json.loads((tmp_path / "now.json").read_text())
     assert {series["case"] for series in saved["series"]} == {"1 in flight"}
+
+
+def test_help_describes_each_measure() -> None:
+    from benchmarks.__main__ import MEASURES
+
+    command = [sys.executable, "-m", "benchmarks", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    described = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert set(MEASURES) <= described

@@ -11,7 +11,7 @@ expression is built from them, and matching takes time in proportion to the leng
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from ipaddress import AddressValueError, IPv6Address, IPv6Network
@@ -605,6 +605,52 @@ def _unquoted(text: str, what: str, safe: str) -> str:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
         raise _bad(safe, f"the percent-encoded characters in the {what} are not UTF-8") from None
+
+
+# --- Web pages ---------------------------------------------------------------------------------
+
+#: Host as browsers send it: names beyond ASCII come in their encoded form (RFC 5891).
+_WEB_HOST: Final = re.compile(r"[a-z0-9_.~\-]+")
+_ORIGIN: Final = re.compile(
+    rf"(?P<scheme>[a-z][a-z0-9+.\-]*)://(?P<host>{_WEB_HOST.pattern}|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{{1,5}}))?/?"
+)
+
+
+#: Schemes of pages that browsers load from a server.
+WEB_SCHEMES: Final = ("http", "https")
+
+
+def origin_of(text: str, *, schemes: Collection[str] = ()) -> str:
+    """Return the origin *text* of web pages as browsers write it, without the default port of its scheme.
+
+    A text that no browser sends would refuse all pages without a reason.
+
+    Args:
+        text: Such as ``https://example.org`` or ``https://example.org:8443``.
+        schemes: Schemes that it may have; by default any.
+
+    Raises:
+        AddressError: It is no origin.
+    """
+    parts = _ORIGIN.fullmatch(text.lower())
+    if parts is None or (schemes and parts["scheme"] not in schemes):
+        raise AddressError(
+            f"{text!r:.200} is no origin of pages: it is https://HOST or https://HOST:PORT"
+        )
+    scheme, host, port = parts.groups()
+    default = {"http": 80, "https": 443}.get(scheme)
+    return f"{scheme}://{host}" + ("" if port is None or int(port) == default else f":{int(port)}")
+
+
+def host_name_of(text: str) -> str:
+    """Return the name *text* of a host as browsers write it.
+
+    Raises:
+        AddressError: It is none, but a URL or a name with a port.
+    """
+    if _WEB_HOST.fullmatch(text.lower()) is None:
+        raise AddressError(f"{text!r:.200} is no name of a host: it has no scheme and no port")
+    return text.lower()
 
 
 # --- Addresses of peers ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from amqp_rt.addresses import (
     Url,
     Wildcards,
     address_of,
+    origin_of,
     parse_url,
     parse_urls,
 )
@@ -442,3 +443,42 @@ def test_any_user_and_password_can_be_encoded_and_the_password_never_shows(
     assert (url.user, url.password) == (user, password)
     assert str(url) == f"amqp://{user}@host:5672"
     assert repr(url) == f"Url({str(url)!r})"
+
+
+# --- Web pages ---
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("https://a.example", "https://a.example"),
+        ("HTTPS://A.Example:443/", "https://a.example"),
+        ("http://127.0.0.1:080", "http://127.0.0.1"),
+        ("https://[::1]:8443", "https://[::1]:8443"),
+        ("capacitor://localhost", "capacitor://localhost"),
+    ],
+)
+def test_origins_are_as_browsers_write_them(text: str, origin: str) -> None:
+    assert origin_of(text) == origin
+
+
+@pytest.mark.req("L2")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "*",
+        "null",
+        "a.example",
+        "https://",
+        "https://a/b",
+        "https://a?b",
+        "https://u@a",
+        "https://b\u00fc",
+        "https://a:x",
+    ],
+)
+def test_texts_that_no_browser_sends_are_no_origins(text: str) -> None:
+    with pytest.raises(AddressError, match="is no origin of pages"):
+        origin_of(text)

@@ -22,6 +22,7 @@ from .environment import SecretOption
 from .notifying import ServiceManager
 from .running import (
     PROBE_OPTION,
+    check_name,
     describe,
     log_deliveries,
     log_options,
@@ -92,6 +93,7 @@ def run(
     a file. Once it serves, a line on standard output tells where: ready {"listeners": [...], "pid": ...}. With
     --workers or --reload, SIGHUP starts the processes again.
     """
+    check_name(name)
     if urls:
         _check("--url", partial(parse_urls, urls))
     for each in listen:

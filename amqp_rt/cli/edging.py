@@ -7,6 +7,7 @@ An edge inherits one end of a socket pair (:mod:`amqp_rt.net.edges`), whose end 
 from __future__ import annotations
 
 import logging
+import socket
 import subprocess
 import sys
 from typing import Final
@@ -28,6 +29,24 @@ _PAUSE_MAX_S: Final = 30.0
 #: Seconds that an edge has to start, and to end after the broker.
 _START_S: Final = 30.0
 _END_S: Final = 5.0
+
+
+def check_edges() -> None:
+    """Check that this system can have edge processes.
+
+    Raises:
+        click.BadParameter: It cannot.
+    """
+    for each in _pair():
+        each.close()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return the control sockets of the hub and of a new edge."""
+    try:
+        return control_pair()
+    except AmqpError as error:
+        raise click.BadParameter(error.description, param_hint="--edges") from None
 
 
 class EdgeProcesses:
@@ -92,10 +111,7 @@ class EdgeProcesses:
 
     async def _start(self) -> tuple[trio.Process, EdgeProcess]:
         """Start a process; it has its settings, and is not ready yet."""
-        try:
-            ours, theirs = control_pair()
-        except AmqpError as error:
-            raise click.UsageError(f"--edges: {error.description}") from None
+        ours, theirs = _pair()
         with theirs:
             process = await trio.lowlevel.open_process(
                 [sys.executable, "-m", "amqp_rt.cli.edge_process", str(theirs.fileno())],

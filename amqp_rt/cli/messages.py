@@ -72,6 +72,27 @@ def for_stdout(text: str) -> str:
     return printable(text, keep="\n\t") if sys.stdout.isatty() else text
 
 
+def check_form(*, whole: bool, raw: bool) -> None:
+    """Refuse ``--json`` and ``--raw`` together.
+
+    Raises:
+        click.UsageError: Both are given.
+    """
+    if raw and whole:
+        raise click.UsageError(
+            "--raw writes bodies alone and --json whole messages: give one of them"
+        )
+
+
+def write(message: Message, *, whole: bool, raw: bool) -> None:
+    """Write *message* to standard output: its body as text, all of it as JSON, or the octets of its body."""
+    if raw:
+        sys.stdout.buffer.write(octets_of(message))
+        sys.stdout.buffer.flush()
+    else:
+        print(for_stdout(shown(message, whole=whole)), flush=True)
+
+
 def _pairs(properties: tuple[str, ...]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in properties:
@@ -173,18 +194,8 @@ def receive(
     Each body is written to standard output as text, with a line end after it: octets that are not UTF-8 as escapes such
     as \xff, values other than texts as JSON. Exits with 1 if --timeout passes before --count messages have arrived.
     """
-    if raw and whole:
-        raise click.UsageError(
-            "--raw writes bodies alone and --json whole messages: give one of them"
-        )
+    check_form(whole=whole, raw=raw)
     seen = 0
-
-    def write(message: Message) -> None:
-        if raw:
-            sys.stdout.buffer.write(octets_of(message))
-            sys.stdout.buffer.flush()
-        else:
-            print(for_stdout(shown(message, whole=whole)), flush=True)
 
     async def main() -> None:
         nonlocal seen
@@ -201,7 +212,7 @@ def receive(
                 if scope.cancelled_caught:
                     return
                 with delivery:
-                    write(delivery.message)
+                    write(delivery.message, whole=whole, raw=raw)
                 seen += 1
 
     run(main)
@@ -221,6 +232,11 @@ def receive(
     "--content-type", metavar="TYPE", help="Content type of the body; guessed by default."
 )
 @click.option("--json", "whole", is_flag=True, help="Print the whole reply as a JSON object.")
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Write the octets of the reply's body unchanged, with nothing after them.",
+)
 def request(
     address: str,
     body: str | None,
@@ -228,11 +244,13 @@ def request(
     timeout: float,
     content_type: str | None,
     whole: bool,
+    raw: bool,
 ) -> None:
     """Send a request with BODY to ADDRESS and print the reply.
 
-    BODY is left out for a request without one; - reads standard input.
+    BODY is left out for a request without one; - reads standard input. The reply is written as receive writes messages.
     """
+    check_form(whole=whole, raw=raw)
     arguments: tuple[Message, ...] = ()
     if body is not None:
         payload, kind = body_of(body, content_type)
@@ -245,4 +263,4 @@ def request(
         ):
             return await peer.call(address, *arguments, reply=Message, within=timeout)
 
-    print(for_stdout(shown(run(main), whole=whole)))
+    write(run(main), whole=whole, raw=raw)

@@ -273,6 +273,16 @@ def is_local_host(host: str) -> bool:
         return False
 
 
+def check_name(name: str | None) -> None:
+    """Refuse an empty container-id as the value of ``--name``.
+
+    Raises:
+        BadParameter: It is empty.
+    """
+    if name == "":
+        raise click.BadParameter("a container-id has at least one character", param_hint="--name")
+
+
 def probe_of(container: Container, url: str) -> Probe:
     """Return the probe of *container* for *url* of ``--probe``, which is checked now.
 

@@ -16,7 +16,7 @@ import click
 import trio
 from click.core import ParameterSource
 
-from ..addresses import Url, parse_url
+from ..addresses import WEB_SCHEMES, Url, host_name_of, origin_of, parse_url
 from ..broker.broker import Broker, front_of, installed_fronts, store_of
 from ..broker.declarations import declarations_in, declared_by
 from ..broker.filtering import selectors
@@ -34,13 +34,14 @@ from ..security.access import Access
 from ..security.identities import Users, parse_user
 from ..stores.base import SharedStore, Store, StoreFull
 from .configured import ConfiguredCommand, only_checks
-from .edging import EDGES_MAX, EdgeProcesses
+from .edging import EDGES_MAX, EdgeProcesses, check_edges
 from .environment import SecretOption
 from .limit_options import CbsTable, LimitsTable, cbs_of, limits_of
 from .mesh_options import MeshOptions, mesh_options
 from .notifying import ServiceManager
 from .running import (
     PROBE_OPTION,
+    check_name,
     describe,
     is_local_host,
     log_deliveries,
@@ -326,7 +327,10 @@ def serve(  # noqa: C901
     FILE.py:container, or MODULE:container, adds the nodes of a container that a Python file or module defines. Once listening, a
     line on standard output has the addresses: ready {"listeners": [...], "pid": ...}.
     """
+    check_name(name)
     places = [_place(url) for url in urls]
+    with _mistakes_of("--origin"):
+        origins = tuple(each if each == "*" else origin_of(each) for each in origins)
     limits = limits_of(context, given_limits)
     cbs = cbs_of(context, given_cbs, limits)
     if dev:
@@ -457,12 +461,27 @@ def serve(  # noqa: C901
     check_profiles(broker, urls)
     asked = None if probe is None else probe_of(broker.container, probe)
     door = None
-    if http is not None:
+    if http is None:
+        for option, given in (
+            ("--http-read-only", http_read_only), ("--http-host", http_hosts), ("--http-origin", http_origin)
+        ):  # fmt: skip
+            if given:
+                raise click.UsageError(f"{option} goes with --http URL")
+    else:
+        with _mistakes_of("--http-host"):
+            http_hosts = tuple(map(host_name_of, http_hosts))
+        with _mistakes_of("--http-origin"):
+            http_origin = http_origin and origin_of(http_origin, schemes=WEB_SCHEMES)
         door = _door(broker, http, read_only=http_read_only, hosts=http_hosts, origin=http_origin)
     member = joining.member(broker)
     if only_checks(context):
         if otel:
             _check_otel()
+        if trace is not None:
+            with _mistakes_of_folder(trace):
+                Traces(trace).check_folder()
+        if edge_count:
+            check_edges()
         apart = Broker(
             limits=limits,
             auto_create=auto_create,
@@ -732,10 +751,21 @@ def _is_local(place: Url) -> bool:
 def _traces(folder: str, container: Container) -> Traces:
     """Return traces in *folder*, which is created now to report failures early."""
     traces = Traces(folder, limits=container.limits)
-    try:
+    with _mistakes_of_folder(folder):
         traces.make_folder()
+    return traces
+
+
+@contextmanager
+def _mistakes_of_folder(folder: str) -> Iterator[None]:
+    """Report failures of the block as mistakes in ``--trace``, the name of *folder*.
+
+    Raises:
+        click.BadParameter: There was such a failure.
+    """
+    try:
+        yield
     except OSError as error:
         raise click.BadParameter(
-            f"{folder} cannot be made a folder: {error.strerror}", param_hint="--trace"
+            f"{folder} cannot be a folder of traces: {error.strerror}", param_hint="--trace"
         ) from None
-    return traces

@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple, Self, TypeAlias
 import msgspec
 import trio
 
+from ..addresses import origin_of
 from ..errors import AmqpError
 from ..fronts.amqp10 import Front as Amqp10
 from ..fronts.base import (
@@ -209,6 +210,8 @@ class Container(TrioBlock):
         outbox: Outbox | None = None,
     ) -> None:
         super().__init__()
+        if not name:
+            raise ValueError("a container needs a name: it is the container-id that peers see")
         self.name = name
         self.limits = limits
         self.on_error = on_error
@@ -262,7 +265,7 @@ class Container(TrioBlock):
             plain_in_clear=plain_in_clear,
             tls=tls,
             tls_required=tls_required,
-            origins=origins,
+            origins=[each if each == "*" else origin_of(each) for each in origins],
         )
         self.node = NodeDecorator(self.nodes.add)
         self.rpc = RpcDecorator(self.nodes.add)

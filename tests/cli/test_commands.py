@@ -150,8 +150,31 @@ def test_octets_are_received_unchanged_if_wanted(broker: Served) -> None:
     assert call("receive", "work", "--count", "2", "--raw").decode() == (
         'gr\u00fc\u00df dich{"sku": "A-1"}'
     )
-    done = amqp_rt("receive", "work", "--raw", "--json", url=broker.url)
-    assert (done.returncode, "give one of them" in done.stderr) == (2, True)
+    for command in ("receive", "request"):
+        done = amqp_rt(command, "work", "--raw", "--json", url=broker.url)
+        assert (done.returncode, "give one of them" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_octets_of_a_reply_are_written_unchanged_if_wanted(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from amqp_rt import Container, rpc\n"
+        '@rpc("echo")\n'
+        "async def echo(octets: bytes) -> bytes:\n"
+        "    return octets[::-1]\n"
+        'app = Container("app", nodes=[echo])\n'
+    )
+    served = Served(f"{tmp_path / 'app.py'}:app")
+    call = [*COMMAND, "request", "echo", "-", "--url", served.url]
+    try:
+        octets = b"\x00\xff\r\n\xfe"
+        for options, written in ((["--raw"], octets[::-1]), ([], b"\\xfe\n\r\\xff\x00\n")):
+            done = subprocess.run(
+                [*call, *options], input=octets, capture_output=True, timeout=60, check=True
+            )
+            assert done.stdout == written
+    finally:
+        served.stop()
 
 
 @pytest.mark.slow
@@ -357,6 +380,22 @@ def test_a_users_mistake_is_one_sentence(arguments: list[str], sentence: str) ->
             "--listen: cannot listen on amqp+unix:///s: the PROXY protocol is for TCP",
         ),
         ("--store sqlite:nodes.toml", "nodes.toml is no store: give another path"),
+        ("--name=", "--name: a container-id has at least one character"),
+        ("--origin example.org", "--origin: 'example.org' is no origin of pages"),
+        ("--origin https://a.example/x", "--origin: 'https://a.example/x' is no origin of pages"),
+        ("--http-origin https://a.example", "--http-origin goes with --http URL"),
+        ("--http-host a.example", "--http-host goes with --http URL"),
+        ("--http-read-only", "--http-read-only goes with --http URL"),
+        (
+            "--http http://127.0.0.1:0 --http-origin amqp://a.example",
+            "--http-origin: 'amqp://a.example' is no origin of pages",
+        ),
+        (
+            "--http http://127.0.0.1:0 --http-host a.example:8080",
+            "--http-host: 'a.example:8080' is no name of a host",
+        ),
+        ("--trace nodes.toml", "--trace: nodes.toml cannot be a folder of traces: File exists"),
+        ("--trace none/x", "--trace: none/x cannot be a folder of traces: No such file"),
     ],
 )
 def test_a_wrong_option_of_a_broker_is_exit_code_2(
@@ -712,6 +751,15 @@ def test_a_mistake_in_a_file_of_options_has_its_line(
     said = " ".join(done.stderr.replace("│", " ").split())
     assert f"{config}, {sentence}" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", ["0", '"0"'])
+def test_numbers_in_a_file_of_options_need_no_quotes(tmp_path: Path, number: str) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(f"workers = {number}\n")
+    done = amqp_rt("run", "app.py:app", "--config", str(config))
+    assert done.returncode == 2
+    assert "0 is not in the range 1<=x<=256" in done.stderr
 
 
 @pytest.mark.slow

@@ -221,6 +221,12 @@ NOT_STARTED = "correct that option or file: the broker would not start"
         ('probe = "http://127.0.0.1:9000"', "line 1: a probe needs prometheus-client"),
         ("otel = true", "there is no exporter 'none-such' for traces"),
         ('listen = ["amqp://0.0.0.0:0"]', "who may connect? Give --user"),
+        ('name = ""', "line 1: a container-id has at least one character"),
+        ('origin = ["a.example"]', "line 1: 'a.example' is no origin of pages"),
+        ('http_origin = "https://a.example"', "--http-origin goes with --http URL"),
+        ('trace = "serve.toml"', "line 1: serve.toml cannot be a folder of traces: File exists"),
+        ('trace = "none/x"', "line 1: none/x cannot be a folder of traces: No such file"),
+        ('edges = 1\nlisten = ["ws://127.0.0.1:0"]', "line 1: edge processes need Linux"),
         ("listen = [", "line 1: "),
     ],
 )
@@ -231,6 +237,7 @@ def test_what_a_broker_would_refuse_is_wrong(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "amqp_rt.telemetry.metrics", None)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none-such")
+    monkeypatch.delattr(socket, "SOCK_SEQPACKET")
     Path("serve.toml").write_text(text)
     [(state, found, advice)] = findings("--config", "serve.toml")["options"]
     assert (state, advice) == ("wrong", NOT_STARTED)

@@ -1025,3 +1025,8 @@ def test_a_container_says_what_it_is() -> None:
 def test_impossible_security_is_refused(options: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Container("c", **options)
+
+
+def test_a_container_has_a_name() -> None:
+    with pytest.raises(ValueError, match="a container needs a name"):
+        Container("")

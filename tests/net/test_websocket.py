@@ -144,6 +144,8 @@ async def test_our_client_and_another_server(nursery: trio.Nursery) -> None:
         ("http://example.org", ("https://example.org",), 403),
         ("null", ("https://example.org",), 403),
         ("https://evil.net", ("*",), 101),
+        # As a person writes it, and as the browser sends it.
+        ("https://example.org", ("HTTPS://Example.org:443/",), 101),
         ("http://127.0.0.1", (), 403),
     ],
 )

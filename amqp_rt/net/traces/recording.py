@@ -9,9 +9,11 @@ masked (:mod:`.masks`); other messages are recorded with any secrets they contai
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -179,10 +181,27 @@ class Traces:
         """Create the folder, unless it exists.
 
         Raises:
-            OSError: The folder cannot be created.
+            OSError: The folder cannot be created or written.
         """
+        self.check_folder()
         # Only the last component is created, so that a mistyped path fails.
         self.folder.mkdir(mode=0o700, exist_ok=True)
+
+    def check_folder(self) -> None:
+        """Check that the folder can be created, or exists and can be written, without creating it.
+
+        Raises:
+            OSError: It cannot; the error has the reason.
+        """
+        written = self.folder if self.folder.exists() else self.folder.parent
+        mode = written.stat().st_mode
+        if not stat.S_ISDIR(mode):
+            number = errno.EEXIST if written == self.folder else errno.ENOTDIR
+        elif not os.access(written, os.W_OK | os.X_OK):
+            number = errno.EACCES
+        else:
+            return
+        raise OSError(number, os.strerror(number), str(written))
 
     def _spend(self, size: int) -> bool:
         """Return whether *size* more bytes are allowed; once they are not, no more bytes are."""

@@ -13,6 +13,7 @@ from msgspec import Struct
 from starlette.routing import BaseRoute, Router
 
 from amqp_rt import Broker
+from amqp_rt.addresses import WEB_SCHEMES, host_name_of, origin_of
 from amqp_rt.cli.running import is_local_host
 from amqp_rt.container.doors import DoorArrival
 from amqp_rt.errors import AmqpError
@@ -70,27 +71,6 @@ def parse_door_url(text: str) -> DoorUrl:
     return DoorUrl(url.hostname or DEFAULT_HOST, port, url.scheme == "https")
 
 
-def _origin(text: str) -> str:
-    """Return the origin in *text* as browsers write it.
-
-    Raises:
-        AmqpError: It is none.
-    """
-    try:
-        parse_door_url(text)
-        url = urlsplit(text)
-        if url.hostname is None:
-            raise ValueError("no host")
-    except (AmqpError, ValueError):
-        raise AmqpError(
-            f"{text!r:.200} is no origin of pages: it is https://HOST or https://HOST:PORT",
-            condition="amqp:invalid-field",
-        ) from None
-    default = {"http": 80, "https": 443}[url.scheme]
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    return f"{url.scheme}://{host}" + ("" if url.port in (None, default) else f":{url.port}")
-
-
 class HttpDoor:
     """HTTP door of *broker*: a JSON API below ``/api/v1/``, and pages for browsers.
 
@@ -109,7 +89,7 @@ class HttpDoor:
             cookies over TLS only.
 
     Raises:
-        AmqpError: *url* or *origin* is no such URL, or *url* is not for this machine and has no TLS.
+        AmqpError: *url* or *origin* is no such URL, one of *hosts* is no name, or *url* is not for this machine and has no TLS.
     """
 
     def __init__(
@@ -134,8 +114,8 @@ class HttpDoor:
                 "and give a certificate, or listen on 127.0.0.1 behind a proxy with TLS",
                 condition="amqp:not-allowed",
             )
-        self._hosts = {self.url.host, *hosts}
-        self._origin = None if origin is None else _origin(origin)
+        self._hosts = {self.url.host, *map(host_name_of, hosts)}
+        self._origin = None if origin is None else origin_of(origin, schemes=WEB_SCHEMES)
         if self._origin is not None:
             self._hosts.add(urlsplit(self._origin).hostname or "")
         #: Answers that go on, such as live views: each holds a place while it is sent.

@@ -208,6 +208,12 @@ def test_other_origins_are_refused(origin: str) -> None:
         HttpDoor(Broker("b"), "http://127.0.0.1:0", origin=origin)
 
 
+@pytest.mark.parametrize("host", ["https://console.example", "console.example:443", "", "[::1]"])
+def test_names_that_no_browser_sends_are_refused(host: str) -> None:
+    with pytest.raises(AmqpError, match="is no name of a host"):
+        HttpDoor(Broker("b"), "http://127.0.0.1:0", hosts=[host])
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [

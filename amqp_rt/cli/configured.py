@@ -132,4 +132,9 @@ def _type(option: click.Option) -> Any:
         return bool
     if isinstance(option.type, click.Choice):
         return Literal[tuple(option.type.choices)]
+    # click's types for numbers; texts remain possible, since some take units, such as "30s".
+    if isinstance(option.type, click.types.FloatParamType):
+        return int | float | str
+    if isinstance(option.type, click.types.IntParamType):
+        return int | str
     return str

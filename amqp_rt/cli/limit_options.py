@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from ..security.identities import read_secret_file, secret_of
 from ..security.jwts import Jwt
 from ..security.tokens import Cbs, SasKey, SasKeys, Swt, Validator
 from .configured import mistake_in, table_of
+from .tables import plain
 
 _TYPES: Final = {field.name: field.type for field in fields(Limits)}
 _UNITS: Final = {"KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB}
@@ -91,13 +93,17 @@ def limits_of(context: click.Context, texts: Iterable[str]) -> Limits:
 
 
 @click.command()
-def limits() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+def limits(as_json: bool) -> None:
     """List the limits of a broker, each as --limit takes it, with its default.
 
     The operators' guide describes each of them.
     """
     for field in fields(Limits):
-        click.echo(f"{field.name}={field.default}")
+        if as_json:
+            click.echo(json.dumps({"name": field.name, "default": plain(field.default)}))
+        else:
+            click.echo(f"{field.name}={field.default}")
 
 
 class SasRule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -22,6 +23,12 @@ from .tables import cell, table
 _HEADS: Final = (
     *("name", "kind", "in/s", "out/s", "available", "acquired", "consumers", "producers"),
 )
+#: Keys of each object with ``--json``, in the order of the columns.
+KEYS: Final = (
+    *("name", "kind", "in_per_s", "out_per_s", "available", "acquired", "consumers", "producers"),
+)
+#: Fewest characters of a name that are shown.
+_NAME_MIN: Final = 16
 #: Orders of the table: name → the key of a row, largest first.
 _ORDERS: Final = ("rate", "depth", "name")
 #: Switch a terminal to another screen without a cursor, and back.
@@ -76,8 +83,13 @@ def rows_of(before: _Look, now: _Look, order: str, *, everything: bool) -> list[
     return rows
 
 
-def _screen(before: _Look, now: _Look, order: str, *, everything: bool, most: int) -> str:
-    """Return what is shown of two looks: a summary, and a table of at most *most* nodes."""
+def _screen(
+    before: _Look, now: _Look, order: str, *, everything: bool, most: int, width: int | None = None
+) -> str:
+    """Return what is shown of two looks: a summary, and a table of at most *most* nodes.
+
+    Names are cut so that lines fit into *width* characters: those that wrap would move the others off the screen.
+    """
     rows = rows_of(before, now, order, everything=everything)
     container = now.container
     stuck = f", {container['stuck']} stuck" if container.get("stuck") else ""
@@ -87,8 +99,17 @@ def _screen(before: _Look, now: _Look, order: str, *, everything: bool, most: in
         f"{container['bytes'] / 1e6:.1f} MB{stuck}{state}"
     )
     shown = [(row[0], row[1], f"{row[2]:.1f}", f"{row[3]:.1f}", *row[4:]) for row in rows[:most]]
+    if width is not None:
+        summary = _cut(summary, width)
+        without = table([("", *row[1:]) for row in shown], _HEADS)
+        taken = max(map(len, without.splitlines())) - len(_HEADS[0])
+        shown = [(_cut(cell(row[0]), max(_NAME_MIN, width - taken)), *row[1:]) for row in shown]
     more = f"\n{len(rows) - most} more" if len(rows) > most else ""
     return f"{summary}\n\n{table(shown, _HEADS)}{more}"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 @click.command()
@@ -106,8 +127,17 @@ def _screen(before: _Look, now: _Look, order: str, *, everything: bool, most: in
     "--all", "everything", is_flag=True, help="Include dynamic nodes, such as reply queues."
 )
 @click.option("--once", is_flag=True, help="Show it once, after --every, and end.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Show it once, as one JSON object per line and node."
+)
 def top(
-    where: Where, every: float, order: str, count: int | None, everything: bool, once: bool
+    where: Where,
+    every: float,
+    order: str,
+    count: int | None,
+    everything: bool,
+    once: bool,
+    as_json: bool,
 ) -> None:
     """Show the nodes of the broker at --url by their rates, or by their messages, again and again.
 
@@ -121,19 +151,27 @@ def top(
         raise click.BadParameter(
             "the time between two looks is at least 100ms", param_hint="--every"
         )
-    if once or not sys.stdout.isatty():
-        _show_once(where, every, order, everything=everything, most=count or 1_000_000)
+    if once or as_json or not sys.stdout.isatty():
+        most = count or 1_000_000
+        _show_once(where, every, order, everything=everything, most=most, as_json=as_json)
     else:
         _show_live(where, every, order, everything=everything, most=count)
 
 
-def _show_once(where: Where, every: float, order: str, *, everything: bool, most: int) -> None:
-    async def work(there: ManagementClient) -> str:
+def _show_once(
+    where: Where, every: float, order: str, *, everything: bool, most: int, as_json: bool
+) -> None:
+    async def work(there: ManagementClient) -> tuple[_Look, _Look]:
         before = await _look(there)
         await trio.sleep(every)
-        return _screen(before, await _look(there), order, everything=everything, most=most)
+        return before, await _look(there)
 
-    click.echo(ask(where, work))
+    before, now = ask(where, work)
+    if not as_json:
+        click.echo(_screen(before, now, order, everything=everything, most=most))
+        return
+    for row in rows_of(before, now, order, everything=everything)[:most]:
+        click.echo(json.dumps(dict(zip(KEYS, row, strict=True))))
 
 
 def _show_live(
@@ -146,9 +184,14 @@ def _show_live(
             async with trio.open_nursery() as nursery:
 
                 def draw() -> None:
-                    rows = shutil.get_terminal_size().lines - _ABOVE
+                    size = shutil.get_terminal_size()
                     text = _screen(
-                        before, now, chosen, everything=everything, most=most or max(1, rows)
+                        before,
+                        now,
+                        chosen,
+                        everything=everything,
+                        most=most or max(1, size.lines - _ABOVE),
+                        width=size.columns,
                     )
                     click.echo(f"{CLEAR}{text}\nby {chosen}; s sorts, q ends", nl=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from math import inf, nan
@@ -254,3 +255,8 @@ def test_limits_are_listed_as_they_are_given() -> None:
     assert {name: limit_value(name, value) for name, _, value in given} == {
         name: getattr(Limits(), name) for name in Limits.__struct_fields__
     }
+    written = CliRunner().invoke(main, ["limits", "--json"]).output.splitlines()
+    assert [json.loads(line) for line in written] == [
+        {"name": name, "default": value if value != inf else "inf"}
+        for name, value in FIELDS.items()
+    ]

@@ -23,6 +23,7 @@ from trio.testing import MockClock
 from amqp_rt import connect
 from amqp_rt.cli import bench as bench_module
 from amqp_rt.cli import main
+from amqp_rt.cli import top as top_module
 from amqp_rt.cli.bench import _Pace
 from amqp_rt.cli.latencies import Latencies
 
@@ -204,6 +205,36 @@ def test_the_busiest_nodes(broker: Served) -> None:
         assert lines[2].split()[:4] == ["name", "kind", "in/s", "out/s"]
         assert lines[3].split() == [first, "queue", "0.0", "0.0", "7", "0", "0", "0"]
     assert run("top", "--every", "0.01", "--url", broker.url).exit_code == 2
+    done = run("top", "--every", "100ms", "--json", "--count", "1", "--url", broker.url)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "name": "other",
+        "kind": "queue",
+        "in_per_s": 0.0,
+        "out_per_s": 0.0,
+        "available": 7,
+        "acquired": 0,
+        "consumers": 0,
+        "producers": 0,
+    }
+
+
+@pytest.mark.req("G6")
+@pytest.mark.parametrize("width", [80, 20])
+def test_lines_of_a_screen_do_not_wrap(width: int) -> None:
+    """One long name, such as that of a stranger, would move the other nodes off the screen."""
+    node = {"kind": "queue", "dynamic": False, "enqueued": 0, "delivered": 0, "available": 12_345}
+    node |= {"acquired": 0, "consumers": 1, "producers": 0}
+    nodes = [{**node, "name": name} for name in ("short", "\x1b" * 1024)]
+    container = {"name": "b" * 200, "connections": 1, "nodes": 2, "bytes": 0}
+    look = top_module._Look(container, nodes, 0.0)
+    text = top_module._screen(look, look, "name", everything=False, most=9, width=width)
+    widest = max(map(len, text.splitlines()))
+    # A terminal that has no room for the counts has some for the beginnings of names.
+    assert widest == 80 if width == 80 else widest < 80
+    assert text.splitlines()[-1].startswith("short  ")
+    assert text.splitlines()[-2].startswith("\\x1b\\x1b")
+    assert "…" in text
 
 
 @pytest.mark.slow

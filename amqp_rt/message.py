@@ -102,6 +102,8 @@ __all__ = [
 
 #: Message annotations with which a sender requests a later delivery, as Artemis and this broker read them.
 _DELAY: Final = Symbol("x-opt-delivery-delay")
+#: Delays are milliseconds in a long.
+_DELAY_MAX_S: Final = 2.0**63 / 1000
 _TIME: Final = Symbol("x-opt-delivery-time")
 
 #: The ``message-format`` that this module implements (§3.2.16).
@@ -493,6 +495,8 @@ class Message:
     def delay_s(self, seconds: float | None) -> None:
         if seconds is not None and not 0 <= seconds < inf:
             raise ValueError(f"a delay is a number of seconds, 0 or more, not {seconds!r}")
+        if seconds is not None and seconds >= _DELAY_MAX_S:
+            raise ValueError(f"a delay of {seconds:g} s is not shorter than {_DELAY_MAX_S:g} s")
         self._annotate(_DELAY, None if seconds is None else round(seconds * 1000))
 
     @property

@@ -29,6 +29,7 @@ from .pieces import InPieces
 from .problems import Problem
 from .publishing import publish
 from .resources import PEEK, PUBLISH, RESOURCES, Act, Resource
+from .server import Receive, Scope, Send
 from .sessions import WebSession
 
 BASE: Final = "/api/v1"
@@ -40,7 +41,6 @@ _ROWS_IN_A_TURN: Final = 50
 _ATTRIBUTES_MAX: Final = 64 * 1024
 #: Attributes that a query may ask for.
 _FIELDS_MAX: Final = 100
-_METHODS: Final = ["GET", "PUT", "PATCH", "POST", "DELETE"]
 
 
 class _Rest(Convertor[str]):
@@ -79,7 +79,13 @@ class Api:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of the API."""
-        return [Route(BASE + "/{rest:rest}", self.answer, methods=_METHODS)]
+        # Not a function, for which the router would have one list of methods: each resource has its own.
+        return [Route(BASE + "/{rest:rest}", self)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request of *scope*, as an application of ASGI."""
+        response = await self.answer(Request(scope, receive, send))
+        await response(scope, receive, send)
 
     async def answer(self, request: Request) -> Response:
         """Answer one request.
@@ -266,6 +272,8 @@ def _only(request: Request, method: str) -> None:
 
 
 def _not_allowed(methods: list[str]) -> Problem:
+    if "GET" in methods:
+        methods = [*methods, "HEAD"]
     return Problem(405, "there is no such method here", headers={"allow": ", ".join(methods)})
 
 

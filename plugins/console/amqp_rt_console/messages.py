@@ -65,7 +65,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             if self.base64 is not None:
                 if body is not None:
                     raise Problem(400, "give body or base64, not both")
-                body = b64decode(self.base64, validate=True)
+                body = _octets(self.base64)
             elif isinstance(body, str):
                 body = body if content_type is None else body.encode()
             elif body is not None or is_json(content_type):
@@ -90,6 +90,19 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         except (ValueError, OverflowError, AmqpError) as error:
             raise Problem(400, f"that is no message: {error}") from None
         return message
+
+
+def _octets(text: str) -> bytes:
+    """Return the octets of *text* in base64.
+
+    Raises:
+        Problem: It is no base64.
+    """
+    try:
+        return b64decode(text, validate=True)
+    except ValueError as error:
+        mistake = str(error)
+        raise Problem(400, f"base64: {mistake[:1].lower()}{mistake[1:]}") from None
 
 
 async def shown(payload: bytes, show: Callable[[dict[str, Any]], Shown]) -> Shown:

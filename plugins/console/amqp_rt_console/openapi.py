@@ -251,7 +251,7 @@ def _operation(
 
 
 def _query(orders: Sequence[str]) -> list[Schema]:
-    sort = {"type": "string", "pattern": f"^-?({'|'.join(orders)})$"}
+    sort = {"type": "string", "pattern": f"^(-?({'|'.join(orders)}))?$"}
     return [
         _parameter("q", "query", {"type": "string"}, "Text that names contain."),
         _parameter("sort", "query", sort, "Attribute, with - in front in descending order."),

@@ -115,6 +115,14 @@ async def test_messages_are_published_peeked_moved_and_purged() -> None:
         ):
             found = await status_of(root, "POST", "nodes/other/publish", json=body)
             assert found == status, (body, found)
+        for body, sentence in (
+            ({"base64": "eA"}, "base64: incorrect padding"),
+            ({"body": "x", "delay_s": 1e18}, "a delay of 1e+18 s is not shorter than"),
+        ):
+            answer = await root.post("/api/v1/nodes/other/publish", json=body)
+            assert sentence in answer.json()["detail"]
+        # An empty parameter counts as absent; the document says so.
+        assert await status_of(root, "GET", "nodes?sort=") == 200
         assert await status_of(root, "POST", "nodes/none/publish", json={"body": 1}) == 404
         assert await status_of(root, "POST", "nodes/other/move", json={}) == 400
         assert await status_of(root, "POST", "nodes/other/move", json={"to": 1}) == 400

@@ -235,6 +235,26 @@ async def test_refused_methods_are_problems() -> None:
             assert answer.headers["content-type"] == "application/problem+json"
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("access", {"GET", "HEAD"}),
+        ("nodes", {"GET", "HEAD"}),
+        ("nodes/x", {"GET", "HEAD", "PUT", "PATCH", "DELETE"}),
+        ("nodes/x/purge", {"POST"}),
+        ("sessions/x", {"GET", "HEAD", "DELETE"}),
+    ],
+)
+@pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "BREW"])
+async def test_allowed_methods_are_those_of_the_resource(
+    method: str, path: str, allowed: set[str]
+) -> None:
+    async with site() as web, web.client("root") as client:
+        answer = await client.request(method, f"/api/v1/{path}")
+        assert answer.status_code == 405
+        assert set(answer.headers["allow"].split(", ")) == allowed
+
+
 async def test_only_targets_in_absolute_form_are_read_as_such() -> None:
     async with site() as web:
         for target, kind in (

@@ -17,6 +17,8 @@ MEDIA_TYPE: Final = "application/problem+json"
 _STATUS: Final = {
     "amqp:internal-error": 500,
     "amqp:not-found": 404,
+    # While the request ran; one that came later would have found no node.
+    "amqp:resource-deleted": 404,
     "amqp:not-allowed": 409,
     "amqp:precondition-failed": 409,
     "amqp:resource-locked": 409,

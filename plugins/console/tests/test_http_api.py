@@ -537,3 +537,24 @@ async def test_metrics_take_the_right_to_manage_all() -> None:
             assert (await ops.get("/metrics")).status_code == 403
         async with web.client() as stranger:
             assert (await stranger.get("/metrics")).status_code == 401
+
+
+async def test_a_node_that_is_deleted_meanwhile_is_not_found() -> None:
+    """As it is for the next request: the first one was not malformed."""
+    async with site() as web, web.client("root") as root, trio.open_nursery() as nursery:
+        await web.broker.declare(Queue("full", length_max=1))
+        assert await status_of(root, "POST", "nodes/full/publish", json={"body": 1}) == 200
+        answers: list[httpx2.Response] = []
+
+        async def publish() -> None:
+            answers.append(await root.post("/api/v1/nodes/full/publish", json={"body": 2}))
+
+        nursery.start_soon(publish)
+        while not web.broker.stats("full").producers:
+            await trio.sleep(0.01)
+        await web.broker.delete("full")
+        with trio.fail_after(5):
+            while not answers:
+                await trio.sleep(0.01)
+        assert answers[0].status_code == 404
+        assert answers[0].json()["condition"] == "amqp:resource-deleted"

@@ -102,6 +102,17 @@ Hook: TypeAlias = Callable[[], Any]
 CLOSE_GRACE_S: Final = 5.0
 
 
+def _checked_name(name: str) -> str:
+    """Return *name*.
+
+    Raises:
+        ValueError: It is empty.
+    """
+    if not name:
+        raise ValueError("a container needs a name: it is the container-id that peers see")
+    return name
+
+
 class Container(TrioBlock):
     """Nodes at addresses, with the tasks, listeners and connections that serve them.
 
@@ -210,9 +221,7 @@ class Container(TrioBlock):
         outbox: Outbox | None = None,
     ) -> None:
         super().__init__()
-        if not name:
-            raise ValueError("a container needs a name: it is the container-id that peers see")
-        self.name = name
+        self.name = _checked_name(name)
         self.limits = limits
         self.on_error = on_error
         self.retry = retry

@@ -333,9 +333,9 @@ def test_what_is_not_there_is_one_sentence(
         (["serve", "--user", "ada:@/no/such/file"], "/no/such/file"),
         (["serve", "--listen", "http://127.0.0.1:0"], "there is no such scheme"),
         (["serve", "--listen", "0.0.0.0:99999"], "the port is no number up to 65535"),
-        (["serve", "--trace", __file__], "cannot be made a folder: File exists"),
+        (["serve", "--trace", __file__], "cannot be a folder of traces: File exists"),
         (["serve", "--anonymous", "--store", "sqlite:no/such/x.db"], "there is no folder"),
-        (["serve", "--trace", "no/such/folder"], "cannot be made a folder: No such file"),
+        (["serve", "--trace", "no/such/folder"], "cannot be a folder of traces: No such file"),
         (["serve", "--listen", ""], "it has no host; 127.0.0.1 is this machine only"),
         (
             ["serve", "--dev", "--listen", "amqp://0.0.0.0:0"],

@@ -80,6 +80,13 @@ class DecodeError(AmqpError):
     default_condition = "amqp:decode-error"
 
 
+class UnreadableReply(DecodeError):
+    """A reply that is not of the type which its call expects.
+
+    In a handler it is a failure like any other: the message that is being handled can be decoded.
+    """
+
+
 class ProtocolError(AmqpError):
     """Violation of the protocol's rules."""
 

@@ -14,7 +14,6 @@ from typing import Any
 import trio
 from msgspec import Struct
 
-from ..errors import DecodeError
 from ..fronts.base import IncomingDelivery
 from ..message import MessageId
 from ..observers import error_of
@@ -25,7 +24,7 @@ from .deliveries import unread
 from .failures import failed_outcome, only_cancelled, outcome_of_error
 from .handling import InboxSteps, settle_if_open
 from .home import Home
-from .raising import RaisedOutcome
+from .raising import RaisedOutcome, is_undecodable
 from .recording import BatchRecord, outcomes_of
 from .routes import Batch, Route
 from .serving import Inbox, Worker, Workers, conclude, read_message
@@ -209,6 +208,6 @@ def _failed(
             found.append(ACCEPTED)
             continue
         found.append(say(each.inbox, each.delivery, error))
-        if not isinstance(error, RaisedOutcome | DecodeError):
+        if not isinstance(error, RaisedOutcome) and not is_undecodable(error):
             say = failed_outcome
     return found

@@ -770,7 +770,7 @@ class Connection:
             DeliveryNotAccepted: The node released the request, without processing it.
             LinkRefused: There is no such node, or we may not call it.
             ConnectionLost: The connection was lost; whether the request was processed is in doubt.
-            DecodeError: The reply cannot be decoded as *reply*.
+            UnreadableReply: The reply cannot be decoded as *reply*.
             TypeError: *reply* is not a type that payloads can be decoded as; nothing was sent.
         """
         reply = check_reply(reply, self.container.codecs)

@@ -18,7 +18,7 @@ from ..transactions import TransactionalState
 from ..unread import UnreadMessage
 from ..values import Symbol
 from .codecs import Codecs, default_codecs
-from .raising import RaisedOutcome, with_pause
+from .raising import RaisedOutcome, is_undecodable, with_pause
 from .streams import ByteStream
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ class Delivery:
             self.accept()
         elif isinstance(error, RaisedOutcome):
             self.settle(error.outcome)
-        elif isinstance(error, DecodeError):
+        elif is_undecodable(error):
             self.reject(error.description, condition=error.condition, info=error.info or None)
         elif isinstance(error, Exception):
             self.settle(MODIFIED_FAILED)

@@ -19,7 +19,7 @@ from ..policies import Retry
 from ..termini import PAUSES
 from .boxes import Unrecognizable
 from .home import Home
-from .raising import PAUSE, RaisedOutcome, with_pause
+from .raising import PAUSE, RaisedOutcome, is_undecodable, with_pause
 from .routes import Route
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def outcome_of_error(
                 why = f"rejected by {route.name}, and settled by its sender"
                 log_rejection(inbox, delivery, why, outcome.error)
         return outcome
-    if isinstance(error, DecodeError):
+    if is_undecodable(error):
         log_rejection(inbox, delivery, f"it cannot be decoded for {route.name}", Error.of(error))
         return Rejected(Error(error.condition, error.description or None, error.info or None))
     route.stats.failed += 1

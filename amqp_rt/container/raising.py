@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
-from ..errors import AmqpError
+from ..errors import AmqpError, DecodeError, UnreadableReply
 from ..outcomes import RELEASED, Error, Modified, Outcome, Rejected
 from ..values import Symbol
 
@@ -103,3 +103,11 @@ class Modify(RaisedOutcome):
     @property
     def outcome(self) -> Outcome:
         return Modified(self.failed, self.undeliverable_here, self.annotations)
+
+
+def is_undecodable(error: BaseException | None) -> TypeGuard[DecodeError]:
+    """Return whether *error* says that the message itself cannot be decoded, now or later.
+
+    A reply to the handler's own call that cannot be decoded says nothing about the message.
+    """
+    return isinstance(error, DecodeError) and not isinstance(error, UnreadableReply)

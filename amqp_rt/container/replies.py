@@ -23,7 +23,15 @@ from weakref import WeakValueDictionary
 import trio
 
 from ..addresses import DIRECT_REPLY
-from ..errors import AmqpError, DeadlineExceeded, DecodeError, LinkDetached, LocalProtocolError
+from ..errors import (
+    AmqpError,
+    DeadlineExceeded,
+    DecodeError,
+    EncodeError,
+    LinkDetached,
+    LocalProtocolError,
+    UnreadableReply,
+)
 from ..fronts.base import (
     SND_MIXED,
     SND_SETTLED,
@@ -681,7 +689,9 @@ class Replies:
         if isinstance(error, RaisedOutcome) and not isinstance(error, Reject):
             return error.outcome  # Another receiver may answer: the request itself is released
         outcome: Outcome = ACCEPTED
-        if isinstance(error, AmqpError):
+        # A reply of ours without an encoding, or of a node that the handler has called without a decoding, is
+        # no mistake of the caller.
+        if isinstance(error, AmqpError) and not isinstance(error, EncodeError | UnreadableReply):
             told = Error.of(error)
             if isinstance(error, DecodeError):
                 outcome = Rejected(told)

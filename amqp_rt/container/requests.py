@@ -28,6 +28,7 @@ from ..errors import (
     ConnectionLost,
     DeadlineExceeded,
     DecodeError,
+    UnreadableReply,
 )
 from ..fronts.base import IncomingDelivery, ReceivingLink
 from ..message import MESSAGE_FORMAT, Message, write_header
@@ -206,14 +207,17 @@ class StreamLink(_ReplyLink):
         """Return the next part of our reply that has arrived, or None.
 
         Raises:
-            DecodeError: The part is malformed.
+            UnreadableReply: The part is malformed.
         """
         while self._inbox:
             raw = self._inbox.popleft()
             self._freed(raw)
             if raw.message_format != MESSAGE_FORMAT:
                 continue
-            message = Message.decode(raw.payload)
+            try:
+                message = Message.decode(raw.payload)
+            except DecodeError as error:
+                raise _unreadable(error) from None
             if self.call is not None and message.correlation_id == self.call.key:
                 return message
         return None
@@ -678,7 +682,7 @@ class ReplyStream:
             CallFailed: The handler failed; the parts that it had yielded before have been returned.
             DeadlineExceeded: The stream did not end in time.
             ConnectionLost: The connection was lost; the stream cannot be continued.
-            DecodeError: A part is not of the requested type.
+            UnreadableReply: A part is not of the requested type.
             BusyResourceError: Another task is reading the stream.
         """
         stream = self._stream
@@ -772,33 +776,43 @@ def result(message: Readable, kind: Any) -> Any:
     Raises:
         CallFailed: The reply reports that the request failed.
         DeadlineExceeded: The reply reports that the node's deadline passed.
-        DecodeError: The reply cannot be decoded as *kind*.
+        UnreadableReply: The reply cannot be decoded as *kind*.
     """
     # A plain message has no application-properties, so it reports no failure.
-    if type(message) is not PlainMessage:
-        message = answer_of(message)
-        if kind is Message:
-            return message
-    elif kind is bytes and (octets := message.octets) is not None:
-        return octets
-    elif kind is Message:
-        return Message.decode(message.payload)
-    if type(kind) is _Decoded:
-        return kind.decode(message, kind.kind)
-    return decode_payload(message, kind)
+    try:
+        if type(message) is not PlainMessage:
+            message = answer_of(message)
+            if kind is Message:
+                return message
+        elif kind is bytes and (octets := message.octets) is not None:
+            return octets
+        elif kind is Message:
+            return Message.decode(message.payload)
+        if type(kind) is _Decoded:
+            return kind.decode(message, kind.kind)
+        return decode_payload(message, kind)
+    except DecodeError as error:
+        raise _unreadable(error) from error.__cause__
 
 
 def decode_reply(message: Message, kind: Any) -> Any:
     """Return the content of a reply that is a success as *kind*.
 
     Raises:
-        DecodeError: The reply cannot be decoded as *kind*.
+        UnreadableReply: The reply cannot be decoded as *kind*.
     """
-    if kind is Message:
-        return message
-    if type(kind) is _Decoded:
-        return kind.decode(message, kind.kind)
-    return decode_payload(message, kind)
+    try:
+        if kind is Message:
+            return message
+        if type(kind) is _Decoded:
+            return kind.decode(message, kind.kind)
+        return decode_payload(message, kind)
+    except DecodeError as error:
+        raise _unreadable(error) from error.__cause__
+
+
+def _unreadable(error: DecodeError) -> UnreadableReply:
+    return UnreadableReply(error.description, condition=error.condition, info=error.info)
 
 
 def answer_of(reply: Readable) -> Message:

@@ -22,7 +22,7 @@ from amqp_rt.container.container import Container
 from amqp_rt.container.declaring import node, rpc
 from amqp_rt.container.deliveries import Delivery
 from amqp_rt.container.raising import Modify, Reject, Release
-from amqp_rt.container.routes import Deadline
+from amqp_rt.container.routes import Batch, Deadline
 from amqp_rt.errors import (
     AmqpError,
     CallFailed,
@@ -31,6 +31,7 @@ from amqp_rt.errors import (
     DeliveryRejected,
     LinkDetached,
     LinkRefused,
+    UnreadableReply,
 )
 from amqp_rt.events import Peer
 from amqp_rt.fronts.base import RCV_SECOND
@@ -970,3 +971,88 @@ async def test_a_reply_to_an_unknown_address_holds_up_no_others() -> None:
                 await out.send(number, reply_to="nowhere", correlation_id=number)
                 assert await peer.call("echo", number, within=5) == number
             assert broker.stats("echo").accepted == 6
+
+
+class _Unsendable(msgspec.Struct):
+    value: object
+
+
+@rpc("price")
+async def price(sku: str) -> Any:
+    return "two euros"
+
+
+@pytest.mark.parametrize("value", [object(), _Unsendable(object()), 1 << 70])
+async def test_a_reply_without_an_encoding_is_a_failure_of_its_handler(
+    value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @rpc("answer")
+    async def answer() -> Any:
+        return value
+
+    @rpc("answers")
+    async def answers() -> AsyncIterator[Any]:
+        yield 1
+        yield value
+
+    container = Container("c", nodes=[answer, answers])
+    async with container, container.local() as peer:
+        with pytest.raises(CallFailed, match="'answer' failed") as failed:
+            await peer.call("answer")
+        assert failed.value.condition == "amqp:internal-error"
+        assert failed.value.info["statusCode"] == 500
+        with pytest.raises(CallFailed, match="'answers' failed"):
+            [each async for each in peer.stream("answers")]
+    assert container.stats()["answer"]["failed"] == container.stats()["answers"]["failed"] == 1
+    assert "handler failed: " in caplog.text
+    assert "EncodeError" in caplog.text
+
+
+async def test_a_reply_that_a_handler_cannot_decode_is_no_mistake_of_its_caller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @rpc("total")
+    async def total(sku: str, peer: Peer) -> int:
+        async with container.local() as local:
+            return await local.call("price", sku, reply=int)
+
+    container = Container("c", nodes=[price, total])
+    async with container, container.local() as peer:
+        with pytest.raises(CallFailed, match="'total' failed") as failed:
+            await peer.call("total", "A-1", reply=int)
+    assert failed.value.info["statusCode"] == 500
+    assert container.stats()["total"]["failed"] == 1
+    assert "UnreadableReply" in caplog.text
+
+
+@pytest.mark.parametrize("batched", [False, True])
+async def test_a_message_whose_handler_cannot_decode_a_reply_has_failed_and_stays(
+    batched: bool,
+) -> None:
+    @node("orders")
+    async def place(sku: str) -> None:
+        async with container.local() as peer:
+            await peer.call("price", sku, reply=int)
+
+    @node("orders", batch=Batch(messages=2, within_s=0.01))
+    async def place_all(skus: list[str]) -> None:
+        async with container.local() as peer:
+            _ = [each async for each in peer.stream("price", skus[0], reply=int)]
+
+    container = Container("c", nodes=[price, place_all if batched else place])
+    async with container, container.local() as peer, peer.sender("orders") as out:
+        receipts = [out.send_nowait("A-1") for _ in range(2)]
+        outcomes = [await receipt.outcome() for receipt in receipts]
+    assert outcomes == [Modified(delivery_failed=True)] * 2, "neither is rejected and dropped"
+
+
+async def test_a_block_of_a_delivery_that_cannot_decode_a_reply_gives_it_back() -> None:
+    async with Broker("b", nodes=[price], volatile=True) as broker, broker.local() as peer:
+        await broker.declare(Queue("orders"))
+        async with peer.sender("orders") as out, peer.receiver("orders") as orders:
+            await out.send("A-1")
+            with pytest.raises(UnreadableReply):
+                async with await orders.receive() as order:
+                    await peer.call("price", order.body, reply=int)
+            async with await orders.receive() as again:
+                assert again.message.header.delivery_count == 1

@@ -380,6 +380,8 @@ class Container(TrioBlock):
     def override(self, kind: Any, value: Any) -> AbstractContextManager[None]:
         """Use *value* in place of the resource *kind*, or of the function of a ``Depends``, within a block of tests.
 
+        What only the replaced value needs is not made.
+
         Raises:
             ValueError: It is overridden already.
         """

@@ -102,6 +102,8 @@ class Resources:
     @contextmanager
     def overridden(self, kind: Any, value: Any) -> Iterator[None]:
         """Use *value* in place of the resource *kind*, or of the function of a ``Depends``, within the block."""
+        # As for handlers: a base class or a protocol stands for the resource that fits it.
+        kind = self.find(kind) or kind
         if kind in self.overrides:
             raise ValueError(f"{kind!r} is overridden already")
         self.overrides[kind] = value

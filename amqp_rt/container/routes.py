@@ -59,7 +59,7 @@ from .payloads import Readable, decode_payload, has_no_payload
 from .raising import OnError
 from .recording import BatchRecord
 from .resources import Resources
-from .scopes import Scope
+from .scopes import Scope, check_default
 
 Kind: TypeAlias = Literal["node", "rpc", "source", "link"]
 
@@ -528,6 +528,7 @@ class Route:
                 continue
             by_name = parameter.kind is parameter.KEYWORD_ONLY
             wanted = hints.get(parameter.name, Any)
+            check_default(self.name, parameter)
             maker = self._maker(parameter.name, wanted)
             if maker is None and not by_name and (not main or self._takes_another(parameter)):
                 maker = _payload if not main else _payload_part(len(main))

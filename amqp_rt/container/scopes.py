@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -49,6 +49,32 @@ class Depends(Struct, frozen=True):
 
     make: Callable[..., Any]
 
+    def __post_init__(self) -> None:
+        make = self.make
+        if not callable(make):
+            raise TypeError(f"Depends takes a function, not {make!r}")
+        # The result of its call would be passed as it is: a generator, or a block that is not entered.
+        if (
+            inspect.isgeneratorfunction(make)
+            or inspect.isasyncgenfunction(make)
+            or _is_sync_block(make)
+        ):
+            raise TypeError(
+                f"Depends({_shown(make)}): a function that yields is an `async def` with @asynccontextmanager"
+            )
+
+
+class _Reader:
+    """Maker of an argument that reads what was made for the message."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+
+    def __call__(self, context: Context) -> Any:
+        return context.made[self.key]
+
 
 class _Making(Struct):
     """One value to make for a message, after those that it needs."""
@@ -56,6 +82,11 @@ class _Making(Struct):
     key: Key
     make: Callable[..., Any]
     arguments: dict[str, Maker]
+
+    @property
+    def needs(self) -> set[Key]:
+        """Keys of the values that it needs."""
+        return {each.key for each in self.arguments.values() if isinstance(each, _Reader)}
 
 
 class Scope:
@@ -72,6 +103,8 @@ class Scope:
         self._resources = resources
         self._by_type = by_type
         self._steps: dict[Key, _Making] = {}
+        #: Keys of the values that the handler itself needs.
+        self._wanted: set[Key] = set()
         #: Factories of this handler alone, used where the container has none of their type.
         self._own: dict[type, Callable[..., Any]] = {}
 
@@ -86,7 +119,7 @@ class Scope:
         """
         self._own[kind] = factory
         self._add(kind, self._factory(kind) or factory, ())
-        return _reader(kind)
+        return _Reader(kind)
 
     def _factory(self, wanted: Any) -> Callable[..., Any] | None:
         """Return the factory of a value of the type *wanted* that has the lifetime of a message."""
@@ -102,12 +135,12 @@ class Scope:
         made = depends_on(wanted)
         if made is not None:
             self._add(made, made, ())
-            return _reader(made)
+            return _Reader(made)
         factory = self._factory(wanted)
         if factory is None:
             return None
         self._add(wanted, factory, ())
-        return _reader(wanted)
+        return _Reader(wanted)
 
     def argument(self, wanted: Any) -> Maker | None:
         """Return the maker of a parameter annotated *wanted*, of any lifetime; None if nothing provides it.
@@ -118,6 +151,8 @@ class Scope:
         return self._argument(wanted, ())
 
     def _add(self, key: Key, make: Callable[..., Any], needed_by: tuple[Key, ...]) -> None:
+        if not needed_by:
+            self._wanted.add(key)
         if key in self._steps:
             return
         if key in needed_by:
@@ -139,13 +174,13 @@ class Scope:
         made = depends_on(wanted)
         if made is not None:
             self._add(made, made, needed_by)
-            return _reader(made)
+            return _Reader(made)
         if isinstance(wanted, type) and wanted in self._by_type:
             return self._by_type[wanted]
         factory = self._factory(wanted)
         if factory is not None:
             self._add(wanted, factory, needed_by)
-            return _reader(wanted)
+            return _Reader(wanted)
         found = self._resources.find(wanted)
         if found is None:
             return None
@@ -156,9 +191,21 @@ class Scope:
     async def entered(self, context: Context) -> AsyncIterator[None]:
         """Make the values for *context*, and end them in the opposite order when the block ends."""
         async with AsyncExitStack() as stack:
-            for step in self._steps.values():
+            for step in self._to_make():
                 context.made[step.key] = await self._made(step, context, stack)
             yield
+
+    def _to_make(self) -> Iterable[_Making]:
+        """Return what to make, without that which only values replaced by tests need."""
+        replaced = self._resources.overrides
+        if not replaced:
+            return self._steps.values()
+        needed = set(self._wanted)
+        # A value comes after those that it needs.
+        for step in reversed(self._steps.values()):
+            if step.key in needed and step.key not in replaced:
+                needed |= step.needs
+        return [step for step in self._steps.values() if step.key in needed]
 
     async def _made(self, step: _Making, context: Context, stack: AsyncExitStack) -> Any:
         if step.key in self._resources.overrides:
@@ -169,22 +216,45 @@ class Scope:
         return await value if inspect.isawaitable(value) else value
 
 
-def _reader(key: Key) -> Maker:
-    return lambda context: context.made[key]
-
-
 def depends_on(wanted: Any) -> Callable[..., Any] | None:
-    """Return the function of a :class:`Depends` in the annotation *wanted*; None without one."""
+    """Return the function of a :class:`Depends` in the annotation *wanted*; None without one.
+
+    Raises:
+        TypeError: The mark has no function.
+    """
     if get_origin(wanted) is Annotated:
         for mark in get_args(wanted)[1:]:
             if isinstance(mark, Depends):
                 return mark.make
+            if mark is Depends:
+                raise TypeError(
+                    f"Depends takes a function: Annotated[{_shown(get_args(wanted)[0])}, Depends(f)]"
+                )
     return None
+
+
+def check_default(owner: str, parameter: inspect.Parameter) -> None:
+    """Refuse *parameter* of *owner* if its default is a :class:`Depends`, which would be passed as it is.
+
+    Raises:
+        TypeError: It is one.
+    """
+    if isinstance(parameter.default, Depends):
+        name = parameter.name
+        raise TypeError(
+            f"{owner}: Depends is no default of {name}: write {name}: Annotated[T, Depends({_shown(parameter.default.make)})]"
+        )
 
 
 def is_block(factory: Any) -> bool:
     """Return whether *factory* is an ``@asynccontextmanager`` function."""
     return inspect.isasyncgenfunction(getattr(factory, "__wrapped__", None))
+
+
+def _is_sync_block(factory: Any) -> bool:
+    """Return whether *factory* is a ``@contextmanager`` function."""
+    made_in = getattr(factory, "__globals__", {}).get("__name__")
+    return made_in == "contextlib" and not is_block(factory)
 
 
 def parameters_of(factory: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any]]:
@@ -201,6 +271,8 @@ def parameters_of(factory: Callable[..., Any]) -> list[tuple[inspect.Parameter, 
             f"{_shown(factory)}: an annotation names {error.name!r}, which is unknown"
         ) from None
     found = inspect.signature(factory).parameters.values()
+    for each in found:
+        check_default(_shown(factory), each)
     return [
         (each, hints.get(each.name, Any))
         for each in found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any
 
 import pytest
@@ -263,3 +263,106 @@ def test_values_of_a_message_that_cannot_be_made_are_refused(
 def test_what_is_made_for_each_message_is_a_block() -> None:
     with pytest.raises(TypeError, match="@asynccontextmanager function"):
         PerMessage(Engine)
+
+
+def yields() -> Iterator[User]:
+    yield User("ann")
+
+
+async def yields_later() -> AsyncIterator[User]:
+    yield User("ann")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (yields, r"Depends\(yields\): a function that yields is an `async def` with @async"),
+        (yields_later, r"Depends\(yields_later\): a function that yields is"),
+        (contextmanager(yields), r"Depends\(yields\): a function that yields is"),
+        (3, "Depends takes a function, not 3"),
+    ],
+)
+def test_a_dependency_that_would_be_passed_unopened_is_refused(make: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        Depends(make)
+
+
+DEFAULT: Any = Depends(token)
+
+
+def test_a_dependency_is_declared_in_the_annotation() -> None:
+    async def as_default(order: str, who: User = DEFAULT) -> None: ...
+
+    async def without_function(order: str, who: Annotated[User, Depends]) -> None: ...
+
+    def of_user(who: User = DEFAULT) -> User:
+        return who
+
+    async def in_turn(order: str, who: Annotated[User, Depends(of_user)]) -> None: ...
+
+    for handler, text in (
+        (as_default, r"as_default: .* write who: Annotated\[T, Depends\(token\)\]"),
+        (without_function, r"Depends takes a function: Annotated\[User, Depends\(f\)\]"),
+        (in_turn, r"of_user: .* write who: Annotated\[T, Depends\(token\)\]"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            Container("c", nodes=[node("orders")(handler)])
+
+
+def claims(session: Session) -> str:
+    session.log.append("claims")
+    return "ann"
+
+
+def verified(claims: Annotated[str, Depends(claims)]) -> User:
+    return User(claims)
+
+
+async def test_what_only_a_replaced_value_needs_is_not_made() -> None:
+    seen: list[User] = []
+
+    @node("orders")
+    async def place(order: str, who: Annotated[User, Depends(verified)]) -> None:
+        seen.append(who)
+
+    @node("both")
+    async def both(
+        order: str, who: Annotated[User, Depends(verified)], claims: Annotated[str, Depends(claims)]
+    ) -> None:
+        seen.append(who)
+
+    engine = Engine()
+    container = Container("c", nodes=[place, both], resources=[engine, PerMessage(session)])
+    async with (
+        container,
+        container.local() as peer,
+        peer.sender("orders") as orders,
+        peer.sender("both") as others,
+    ):
+        with container.override(verified, User("tester")):
+            await orders.send("o")
+            assert engine.log == []
+            await others.send("o")
+            assert engine.log.count("claims") == 1, "the handler itself needs it"
+        await orders.send("o")
+    assert seen == ["tester", "tester", "ann"]
+    assert engine.log.count("claims") == 2
+
+
+async def test_a_replaced_resource_is_named_as_handlers_name_it() -> None:
+    class Fast(Engine): ...
+
+    seen: list[Engine] = []
+
+    @node("orders")
+    async def place(order: str, engine: Engine) -> None:
+        seen.append(engine)
+
+    stand_in = Engine()
+    container = Container("c", nodes=[place], resources=[Fast()])
+    async with container, container.local() as peer, peer.sender("orders") as out:
+        with container.override(Engine, stand_in):
+            await out.send("o")
+            with pytest.raises(ValueError, match="overridden already"):
+                container.override(Fast, stand_in).__enter__()
+    assert seen == [stand_in]

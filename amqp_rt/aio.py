@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from .bridge import Crossing, StandIn, give_back, inward
+from .bridge import Crossing, Entrance, StandIn, give_back, inward
 from .broker.broker import Broker as _Broker
 from .container.callers import CALLER, HANDLED
 from .container.container import Container as _Container
@@ -426,10 +426,13 @@ async def _uninterrupted(work: Coroutine[Any, Any, None]) -> asyncio.CancelledEr
 _GUESTS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Guest]] = WeakKeyDictionary()
 
 
-class _Entrance(AbstractAsyncContextManager[Any]):
+class _Entrance(Entrance, AbstractAsyncContextManager[Any]):
     """Block that starts the guest run if necessary."""
 
+    statement = "async with"
+
     def __init__(self, make: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        super().__init__(f"amqp_rt.aio.{make.__name__}")
         self._make = make
         self._args = args
         self._kwargs = kwargs

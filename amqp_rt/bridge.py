@@ -19,7 +19,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import AsyncGeneratorType, TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, NoReturn, Self
 
 import msgspec
 import trio
@@ -452,6 +452,52 @@ class _SyncStandIn(StandIn):
         return self._block.leave(kind, error, trace)
 
 
+class Entrance:
+    """Block of asyncio or of threads around an object of trio, which exists once the block is entered.
+
+    Args:
+        name: Name of what the application has called, such as ``amqp_rt.aio.Container``.
+    """
+
+    #: Statement that enters the block.
+    statement: ClassVar[str] = "with"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say how to get at *name*, which type checkers find here."""
+        if name.startswith("_") or name == "name":
+            raise AttributeError(name)  # Copies and others look for special methods.
+        if name in ("run", "run_async"):
+            raise AttributeError(
+                f"{self.name} has no {name}(): enter its block in a program of your own, as in the guide to asyncio "
+                "and threads, or run a container of amqp_rt"
+            )
+        raise AttributeError(
+            f"{self.name}(...) has no {name!r} before its block: {self.statement} {self.name}(...) as ..."
+        )
+
+
+class _ThreadEntrance(Entrance, AbstractContextManager[Any]):
+    """Block that starts the thread of trio if necessary."""
+
+    def __init__(self, name: str, block: AbstractContextManager[Any]) -> None:
+        super().__init__(name)
+        self._block = block
+
+    def __enter__(self) -> Any:
+        return self._block.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self._block.__exit__(kind, error, trace)
+
+
 def thread_entrance(make: Callable[..., Any]) -> Callable[..., AbstractContextManager[Any]]:
     """Wrap *make* for threads: its block starts the thread of trio if necessary."""
 
@@ -468,4 +514,8 @@ def thread_entrance(make: Callable[..., Any]) -> Callable[..., AbstractContextMa
             made = bridge.plain(functools.partial(make, *map(bridge.given, args), **given))
             yield stack.enter_context(bridge.stand_in(made))
 
-    return functools.wraps(make, updated=())(enter)
+    @functools.wraps(make, updated=())
+    def entrance(*args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
+        return _ThreadEntrance(f"amqp_rt.sync.{make.__name__}", enter(*args, **kwargs))
+
+    return entrance

@@ -909,3 +909,23 @@ raise ValueError("what happened")
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ValueError: what happened"
+
+
+@pytest.mark.parametrize(
+    ("make", "statement"),
+    [
+        (lambda: aio.Container("c"), "async with amqp_rt.aio.Container(...) as"),
+        (lambda: aio.Broker("b"), "async with amqp_rt.aio.Broker(...) as"),
+        (lambda: sync.Container("c"), ": with amqp_rt.sync.Container(...) as"),
+        (lambda: sync.connect("amqp://127.0.0.1"), ": with amqp_rt.sync.connect(...) as"),
+    ],
+)
+def test_what_exists_only_inside_a_block_is_named(make: Callable[[], Any], statement: str) -> None:
+    outside = make()
+    with pytest.raises(AttributeError) as missing:
+        outside.node("orders")
+    assert "has no 'node' before its block: " in str(missing.value)
+    assert statement in str(missing.value)
+    with pytest.raises(AttributeError, match=r"has no run\(\): enter its block in a program of"):
+        outside.run("amqp://127.0.0.1")
+    assert not hasattr(outside, "__deepcopy__")

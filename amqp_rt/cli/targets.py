@@ -63,6 +63,14 @@ def load_target(text: str, *, factory: bool = False) -> Target:
         found = run_user_code(found)
     if isinstance(found, Target):
         return found
+    # Loaded here, since few commands need it.
+    from ..bridge import Entrance
+
+    if isinstance(found, Entrance):
+        raise _wrong(
+            f"{text} is an {found.name}, which a program of its own enters: amqp-rt runs containers and brokers of "
+            "amqp_rt, under trio"
+        )
     is_class = isinstance(found, type)
     what = f"{'returns' if factory else 'is'} a {'class' if is_class else type(found).__name__}"
     hint = ""

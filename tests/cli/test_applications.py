@@ -330,6 +330,18 @@ def test_a_wrong_target_is_not_suggested_again(tmp_path: Path) -> None:
     )
 
 
+def test_a_container_of_asyncio_is_not_run_by_the_command(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from amqp_rt import aio\n\n\ndef make():\n    return aio.Container('shop')\n\n\napp = make()\n"
+    )
+    for name, more in (("app", []), ("make", ["--factory"])):
+        target = f"{tmp_path}/shop.py:{name}"
+        done = CliRunner().invoke(main, ["run", target, *more, "--url", "amqp://127.0.0.1"])
+        assert done.exit_code == 2, done.output
+        said = " ".join(done.output.split())
+        assert f"{name} is an amqp_rt.aio.Container, which a program of its own enters" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -13,7 +13,6 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from datetime import datetime
-from math import inf
 from types import MappingProxyType
 from typing import (
     Any,
@@ -72,7 +71,7 @@ from .codec.whole_messages import (
     write_front,
 )
 from .errors import DecodeError, EncodeError, LocalProtocolError
-from .limits import DEFAULT_LIMITS, Limits
+from .limits import DEFAULT_LIMITS, SECONDS_MAX, Limits
 from .outcomes import Error
 from .values import Map, Symbol, Timestamp
 
@@ -102,8 +101,6 @@ __all__ = [
 
 #: Message annotations with which a sender requests a later delivery, as Artemis and this broker read them.
 _DELAY: Final = Symbol("x-opt-delivery-delay")
-#: Delays are milliseconds in a long.
-_DELAY_MAX_S: Final = 2.0**63 / 1000
 _TIME: Final = Symbol("x-opt-delivery-time")
 
 #: The ``message-format`` that this module implements (§3.2.16).
@@ -493,10 +490,10 @@ class Message:
 
     @delay_s.setter
     def delay_s(self, seconds: float | None) -> None:
-        if seconds is not None and not 0 <= seconds < inf:
-            raise ValueError(f"a delay is a number of seconds, 0 or more, not {seconds!r}")
-        if seconds is not None and seconds >= _DELAY_MAX_S:
-            raise ValueError(f"a delay of {seconds:g} s is not shorter than {_DELAY_MAX_S:g} s")
+        if seconds is not None and not 0 <= seconds <= SECONDS_MAX:
+            raise ValueError(
+                f"a delay is a number of seconds, 0 to {SECONDS_MAX:g}, not {seconds!r}"
+            )
         self._annotate(_DELAY, None if seconds is None else round(seconds * 1000))
 
     @property

@@ -224,6 +224,16 @@ def test_arguments_out_of_range_are_named(make: Callable[[], object], message: s
         make()
 
 
+def test_exceptions_that_are_not_repeated_are_a_class_or_several() -> None:
+    assert Retry(never=ValueError).never == (ValueError,)
+    assert Retry(never=[KeyError, ValueError]).never == (KeyError, ValueError)
+    for never, named in (((3,), "3"), ([ValueError()], r"ValueError\(\)"), (int, "<class 'int'>")):
+        with pytest.raises(
+            TypeError, match=f"^Retry: never has classes of .*, and {named} is none$"
+        ):
+            Retry(never=never)  # type: ignore[arg-type]
+
+
 def test_a_bulkhead_admits_its_number_for_each_address() -> None:
     bulkhead = Bulkhead(2)
     bulkhead.enter("a")

@@ -11,6 +11,7 @@ import trio
 from ..codec.sections import walk_head
 from ..errors import DecodeError
 from ..fronts.base import IncomingDelivery, ReceivingLink
+from ..limits import SECONDS_MAX
 from ..loglimit import log_loss
 from ..message import MESSAGE_FORMAT
 from ..observers import error_of, error_of_outcome
@@ -81,7 +82,7 @@ def outcome_by(policy: Retry, error: Exception, attempt: int, name: str) -> Outc
         return rejected("amqp:internal-error", f"{name} failed: {kind}")
     if attempt >= policy.attempts:
         return rejected("amqp:internal-error", f"{name} failed {attempt} times, at last: {kind}")
-    pause = with_pause(None, policy.pause_s(attempt), failed=True)
+    pause = with_pause(None, min(policy.pause_s(attempt), SECONDS_MAX), failed=True)
     return Modified(delivery_failed=True, message_annotations=pause)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf
 from typing import Final, TypeAlias, TypeGuard
 
 from ..errors import AmqpError, DecodeError, UnreadableReply
+from ..limits import SECONDS_MAX
 from ..outcomes import RELEASED, Error, Modified, Outcome, Rejected
 from ..values import Symbol
 
@@ -24,12 +24,12 @@ def with_pause(
     """Return *annotations* of an outcome with the request for a pause of *delay_s* seconds.
 
     Raises:
-        ValueError: *delay_s* is negative or not finite, or *failed* is False.
+        ValueError: *delay_s* is negative or too long, or *failed* is False.
     """
     if delay_s is None:
         return annotations
-    if not 0 <= delay_s < inf:
-        raise ValueError(f"delay_s is a number of seconds, 0 or more, not {delay_s!r}")
+    if not 0 <= delay_s <= SECONDS_MAX:
+        raise ValueError(f"delay_s is a number of seconds, 0 to {SECONDS_MAX:g}, not {delay_s!r}")
     if not failed:
         raise ValueError("delay_s is for failed messages: released ones are available at once")
     return {**(annotations or {}), PAUSE: round(delay_s * 1000)}
@@ -81,7 +81,7 @@ class Modify(RaisedOutcome):
             restarts; for other peers the container holds it, for at most ``Limits.retry_held_max_s``.
 
     Raises:
-        ValueError: *delay_s* is negative or not finite, or *failed* is False: only failed messages wait.
+        ValueError: *delay_s* is negative or too long, or *failed* is False: only failed messages wait.
     """
 
     default_condition = "amqp:not-allowed"

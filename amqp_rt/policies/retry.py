@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 from random import random as random_share
+from typing import Any
 
 from ..errors import (
     AmqpError,
@@ -49,6 +51,7 @@ class Retry:
 
     Raises:
         ValueError: An argument is out of its range.
+        TypeError: *never* has something else than classes of exceptions.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Retry:
         factor: float = 2.0,
         most_s: float = 1.0,
         jitter: float = 0.2,
-        never: tuple[type[Exception], ...] = (),
+        never: type[Exception] | Iterable[type[Exception]] = (),
         attempt_s: float | None = None,
         budget: float = 0.2,
         reserve_per_s: float = 10.0,
@@ -76,7 +79,7 @@ class Retry:
             raise ValueError(f"Retry: attempt_s must be more than 0, got {attempt_s!r}")
         #: Most attempts, infinite for any number.
         self.attempts: float = inf if attempts is None else attempts
-        self.never = never
+        self.never = _classes(never)
         self.first_s = first_s
         self.factor = factor
         self.most_s = most_s
@@ -126,3 +129,18 @@ class Retry:
         if isinstance(error, ConnectionLost | SessionEnded | LinkDetached):
             return idempotent or not left
         return idempotent and isinstance(error, DeadlineExceeded)
+
+
+def _classes(
+    never: type[Exception] | Iterable[type[Exception]],
+) -> tuple[type[Exception], ...]:
+    """Return *never* as ``isinstance`` takes it.
+
+    Raises:
+        TypeError: It has something else than classes of exceptions.
+    """
+    found: tuple[Any, ...] = (never,) if isinstance(never, type) else tuple(never)
+    for each in found:
+        if not (isinstance(each, type) and issubclass(each, Exception)):
+            raise TypeError(f"Retry: never has classes of exceptions, and {each!r} is none")
+    return found

@@ -214,7 +214,13 @@ async def test_a_receiver_asks_for_a_pause(autojump_clock: MockClock) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"delay_s": -1}, {"delay_s": float("inf")}, {"delay_s": 1, "failed": False}]
+    "wrong",
+    [
+        {"delay_s": -1},
+        {"delay_s": float("inf")},
+        {"delay_s": 1e18},
+        {"delay_s": 1, "failed": False},
+    ],
 )
 def test_a_pause_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="delay_s is"):
@@ -320,3 +326,18 @@ def test_a_delay_is_read_and_removed() -> None:
         Message("m", delay_s=-1)
     with pytest.raises(ValueError, match="time zone"):
         Message("m", deliver_at=datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+async def test_a_pause_that_is_too_long_for_the_wire_is_shortened(
+    autojump_clock: MockClock,
+) -> None:
+    handler = Handler()
+    forever = Retry(2, first_s=1e300, most_s=float("inf"))
+    async with (
+        running(Queue("orders")) as broker,
+        worker(broker, failing(handler, retry=forever)),
+    ):
+        await send(broker, "o")
+        await trio.sleep(1000)
+        assert broker.stats("orders").delayed == 1, "it is not back at once"
+    assert handler.times == [0]

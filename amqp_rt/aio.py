@@ -33,7 +33,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from .bridge import Crossing, Entrance, StandIn, give_back, inward
+from .bridge import Crossing, DoorBlock, StandIn, give_back, inward
 from .broker.broker import Broker as _Broker
 from .container.callers import CALLER, HANDLED
 from .container.container import Container as _Container
@@ -426,7 +426,7 @@ async def _uninterrupted(work: Coroutine[Any, Any, None]) -> asyncio.CancelledEr
 _GUESTS: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Guest]] = WeakKeyDictionary()
 
 
-class _Entrance(Entrance, AbstractAsyncContextManager[Any]):
+class _Entrance(DoorBlock, AbstractAsyncContextManager[Any]):
     """Block that starts the guest run if necessary."""
 
     statement = "async with"

@@ -452,7 +452,7 @@ class _SyncStandIn(StandIn):
         return self._block.leave(kind, error, trace)
 
 
-class Entrance:
+class DoorBlock:
     """Block of asyncio or of threads around an object of trio, which exists once the block is entered.
 
     Args:
@@ -479,7 +479,7 @@ class Entrance:
         )
 
 
-class _ThreadEntrance(Entrance, AbstractContextManager[Any]):
+class _ThreadDoorBlock(DoorBlock, AbstractContextManager[Any]):
     """Block that starts the thread of trio if necessary."""
 
     def __init__(self, name: str, block: AbstractContextManager[Any]) -> None:
@@ -516,6 +516,6 @@ def thread_entrance(make: Callable[..., Any]) -> Callable[..., AbstractContextMa
 
     @functools.wraps(make, updated=())
     def entrance(*args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
-        return _ThreadEntrance(f"amqp_rt.sync.{make.__name__}", enter(*args, **kwargs))
+        return _ThreadDoorBlock(f"amqp_rt.sync.{make.__name__}", enter(*args, **kwargs))
 
     return entrance

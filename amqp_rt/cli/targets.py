@@ -64,9 +64,9 @@ def load_target(text: str, *, factory: bool = False) -> Target:
     if isinstance(found, Target):
         return found
     # Loaded here, since few commands need it.
-    from ..bridge import Entrance
+    from ..bridge import DoorBlock
 
-    if isinstance(found, Entrance):
+    if isinstance(found, DoorBlock):
         raise _wrong(
             f"{text} is an {found.name}, which a program of its own enters: amqp-rt runs containers and brokers of "
             "amqp_rt, under trio"

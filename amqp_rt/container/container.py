@@ -380,7 +380,7 @@ class Container(TrioBlock):
     def override(self, kind: Any, value: Any) -> AbstractContextManager[None]:
         """Use *value* in place of the resource *kind*, or of the function of a ``Depends``, within a block of tests.
 
-        What only the replaced value needs is not made.
+        Values that only the replaced one needs are not made.
 
         Raises:
             ValueError: It is overridden already.

@@ -651,7 +651,7 @@ class EntityManagement:
         name = order.attribute[:50]
         close = get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
-        raise Failed(400, f"sort: {wanted or 'entities'} have no attribute {name!r}; {hint}")
+        raise Failed(400, f"sort: there is no attribute {name!r} of {wanted or 'entities'}; {hint}")
 
     def _types(self, asked: Asked) -> dict[str, type[msgspec.Struct] | None]:
         """Return the types that a request is about, with the Structs of their attributes."""

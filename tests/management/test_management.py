@@ -475,11 +475,11 @@ async def test_nodes_are_ordered_by_their_statistics() -> None:
 @pytest.mark.parametrize(
     ("kind", "sort", "said"),
     [
-        ("amqp_rt.queue", "-mesages", "no attribute 'mesages'; did you mean 'messages'?"),
-        ("amqp_rt.queue", "next_at", "amqp_rt.queue have no attribute 'next_at'"),
-        ("amqp_rt.log", "eras", "amqp_rt.log have no attribute 'eras'"),
+        ("amqp_rt.queue", "-mesages", "no attribute 'mesages' of amqp_rt.queue; did you mean 'messages'?"),
+        ("amqp_rt.queue", "next_at", "no attribute 'next_at' of amqp_rt.queue"),
+        ("amqp_rt.log", "eras", "no attribute 'eras' of amqp_rt.log"),
         ("amqp_rt.link", "depth", "there are address, connection, credit, identity"),
-        ("", "x" * 1_000, "entities have no attribute 'xxx"),
+        ("", "x" * 1_000, "there is no attribute 'xxx"),
     ],
 )
 async def test_an_order_by_an_attribute_that_rows_do_not_have_is_refused(

@@ -7,7 +7,7 @@ The messages of a stream have the same correlation-id. The first has the reply-t
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import trio
 
@@ -21,6 +21,12 @@ from .item_sending import STREAM_END
 from .payloads import Readable
 from .routes import Deadline, Route, RouteBinding
 from .serving import Inbox, Workers
+
+#: Requests of one message have no correlation-id: no end would follow.
+_NO_STREAM: Final = (
+    "the node takes a stream of items: call it with stream(...), or give the messages a correlation-id and end them with one "
+    "that has the annotation x-opt-stream-end"
+)
 
 
 class ItemStream:
@@ -161,7 +167,9 @@ class StreamInbox(Inbox):
             self._by_request[delivery] = key, stream
             if key is not None:
                 self._by_key[key] = stream
-            if message is not None:
+            if message is not None and key is None:
+                stream.fail(DecodeError(_NO_STREAM))
+            elif message is not None:
                 stream.add(delivery, message)
             super().deliver(link, [delivery])
             return
@@ -241,8 +249,6 @@ def _read(
     try:
         message = Message.decode(delivery.payload)
         key = message.properties.correlation_id
-        if key is None:
-            key = message.properties.message_id
         STREAM_END in message.message_annotations  # noqa: B015  # decodes them here
     except DecodeError as error:
         return None, None, error

@@ -437,6 +437,19 @@ async def test_a_stream_is_messages_with_one_correlation_id_and_an_end() -> None
         assert found == {"a": 3, 5: 30}
 
 
+async def test_a_request_of_one_message_is_refused_instead_of_waiting_for_its_end() -> None:
+    adder = Adder()
+    async with served(adder.declared()) as (_, peer):
+        with pytest.raises(
+            CallFailed, match=r"takes a stream of items: call it with stream\("
+        ) as failed:
+            await peer.call("sum", Row(1), reply=int)
+        assert failed.value.condition == "amqp:decode-error"
+        assert adder.taken == []
+        # Its room is free, and a stream beside it is not disturbed.
+        assert await peer.call("sum", stream([Row(3)]), reply=int) == 3
+
+
 async def test_a_message_that_is_none_fails_the_open_streams() -> None:
     adder = Adder()
     async with (

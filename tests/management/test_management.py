@@ -475,7 +475,11 @@ async def test_nodes_are_ordered_by_their_statistics() -> None:
 @pytest.mark.parametrize(
     ("kind", "sort", "said"),
     [
-        ("amqp_rt.queue", "-mesages", "no attribute 'mesages' of amqp_rt.queue; did you mean 'messages'?"),
+        (
+            "amqp_rt.queue",
+            "-mesages",
+            "no attribute 'mesages' of amqp_rt.queue; did you mean 'messages'?",
+        ),
         ("amqp_rt.queue", "next_at", "no attribute 'next_at' of amqp_rt.queue"),
         ("amqp_rt.log", "eras", "no attribute 'eras' of amqp_rt.log"),
         ("amqp_rt.link", "depth", "there are address, connection, credit, identity"),

@@ -39,6 +39,11 @@ class Cron:
             raise ValueError(
                 f"cron: {text!r:.50} is no timetable such as '30 2 * * *': {error}"
             ) from None
+        # The library takes a sixth for seconds.
+        if len(text.split()) != 5:
+            raise ValueError(
+                f"cron: {text!r:.50} is no timetable such as '30 2 * * *': it has five fields"
+            )
 
     def _at(self, time: float) -> datetime:
         return datetime.fromtimestamp(time, self._zone)

@@ -329,6 +329,7 @@ async def test_message_and_progress_are_stored_together() -> None:
             {"to": "q", "cron": "61 * * * *"},
             "is no timetable such as '30 2 [*] [*] [*]': Bad minute",
         ),
+        ({"to": "q", "cron": "*/5 * * * * *"}, "is no timetable .*: it has five fields"),
         ({"to": "q", "cron": "* * * * *", "tz": "Mars/Base"}, "there is no time zone 'Mars/Base'"),
         ({"to": "q", "cron": "* * * * *", "tz": "../etc/x"}, "there is no time zone"),
         ({"to": "q", "every_s": 0}, "every_s is at least 0.001"),

@@ -21,6 +21,7 @@ from typing import Final
 import psycopg
 from msgspec import Struct
 
+from amqp_rt.errors import AmqpError
 from amqp_rt.stores.base import StoreBusy, StoreFailed, StoreLost
 
 from .sessions import Holder, Session, new_application_name, now
@@ -158,14 +159,17 @@ def continue_term(
                 ) from error
             time.sleep(_RETRY_S)
             continue
-        except (psycopg.Error, StoreFailed) as error:
-            raise StoreLost(f"{url.name} cannot be used again: {reason_of(error)}") from error
+        except (psycopg.Error, AmqpError) as error:
+            raise _unusable(url, error) from error
         try:
             stored = _continue(session, term, url)
         except psycopg.OperationalError as error:
             session.close()
             if now() >= until:
                 raise StoreLost(f"{url.name} has been lost again: {reason_of(error)}") from error
+        except psycopg.Error as error:
+            session.close()
+            raise _unusable(url, error) from error
         except BaseException:
             session.close()
             raise
@@ -204,6 +208,10 @@ def _continue(session: Session, term: Term, url: StoreUrl) -> int | None:
         )
     session.wait_for_locks()
     return stored
+
+
+def _unusable(url: StoreUrl, error: Exception) -> StoreLost:
+    return StoreLost(f"{url.name} cannot be used again: {reason_of(error)}")
 
 
 def _taken(url: StoreUrl, who: str) -> StoreLost:

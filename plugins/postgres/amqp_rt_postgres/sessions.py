@@ -36,7 +36,7 @@ _SETTINGS: Final = """
 SET client_min_messages = warning; SET jit = off; SET plan_cache_mode = force_generic_plan;
 SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off;
 SET default_transaction_isolation = 'read committed'; SET lock_timeout = 5000; SET statement_timeout = 0;
-SET idle_session_timeout = 0; SET bytea_output = 'hex'; SET client_connection_check_interval = 2000;
+SET idle_session_timeout = 0; SET idle_in_transaction_session_timeout = 0; SET bytea_output = 'hex'; SET client_connection_check_interval = 2000;
 SET tcp_keepalives_idle = 2; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 4; SET tcp_user_timeout = 6000
 """
 #: Function of the server that warns of a change whose wait for a replica was cancelled; the text may be in any language.
@@ -146,9 +146,10 @@ class Session:
         for setting in _SETTINGS.split(";"):
             connection.execute(setting.strip().encode())
         register(connection)
-        (safe,) = self.rows("SHOW synchronous_commit")
-        if safe[0] not in ("on", "remote_apply"):
-            connection.execute("SET synchronous_commit = on")
+        # Always set, so that a weaker setting does not hold for this session when the server reads its files again.
+        ((commit,),) = self.rows("SHOW synchronous_commit")
+        strong = b"remote_apply" if commit == "remote_apply" else b"on"
+        connection.execute(b"SET synchronous_commit = " + strong)
         prepare_schema(connection, self._url.schema)
 
     def _refuse_pooler(self) -> None:
@@ -213,6 +214,9 @@ class Session:
             cursor = self.connection.execute(
                 query.encode(), parameters, prepare=bool(parameters), binary=True
             )
+        except psycopg.Error as error:
+            self._close_if_ended(error)
+            raise
         finally:
             self.waits_since = outer
         found = cursor.fetchall()
@@ -233,13 +237,26 @@ class Session:
                 for text, parameters in statements:
                     connection.execute(text.encode(), parameters, prepare=True)
                 connection.execute(b"COMMIT", prepare=True)
-        except psycopg.Error:
+        except psycopg.Error as error:
+            self._close_if_ended(error)
             if not self.broken:
-                connection.rollback()
+                try:
+                    connection.rollback()
+                except psycopg.Error:
+                    self.close()
             raise
         finally:
             self.waits_since = None
         self._require_replica()
+
+    def _close_if_ended(self, error: psycopg.Error) -> None:
+        """Close the connection if it ends with *error*, although libpq has not noticed that yet.
+
+        The server's last message may be read before the end of the stream, and the pipeline cannot be left then.
+        """
+        is_last = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+        if is_last or self.connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+            self.close()
 
     def ask(self, query: str, within_s: float) -> list[str] | None:
         """Return the first row of *query*; see :func:`ask`."""

@@ -236,16 +236,25 @@ class PostgreSQLStore:
 
     def _continue(self) -> bool:
         """Continue the term in which the store failed."""
-        assert self._term is not None
+        term = self._term
+        assert term is not None
         # The journal decides when to open it again; the token tells whether another broker was there meanwhile.
         self.answered = now()
-        try:
-            self._reconnect(self._term)
-            assert self.session is not None
-            self._load(self.session)
-        except psycopg.Error as error:
-            raise StoreFailed(f"{self.path} cannot be opened: {reason_of(error)}") from error
-        return False
+        session = self._reconnect(term)
+        losses = 0
+        while True:
+            try:
+                self._load(session)
+            except psycopg.Error as error:
+                if not session.broken:
+                    # The lock has to be freed: another broker may be able to use it.
+                    session.close()
+                    text = f"{self.path} cannot be used again: {reason_of(error)}"
+                    raise self._given_up(StoreLost(text)) from error
+                losses += 1
+                session = self._rejoin(term, reason_of(error), losses)
+            else:
+                return False
 
     def _load(self, session: Session) -> None:
         """Read the content of the tables that is kept in memory."""

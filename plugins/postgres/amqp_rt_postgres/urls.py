@@ -91,7 +91,9 @@ def parse_store_url(text: str) -> StoreUrl:
     )
     user = f"{known['user']}@" if known.get("user") else ""
     name = f"postgresql://{user}{place}/{database}?schema={schema}"
-    return StoreUrl(make_conninfo("", **{**_DEFAULTS, **known}), name, schema, silent_s, rejoin_s)
+    # Of a database in SQL_ASCII, text would be octets otherwise.
+    conninfo = make_conninfo("", **{**_DEFAULTS, **known, "client_encoding": "UTF8"})
+    return StoreUrl(conninfo, name, schema, silent_s, rejoin_s)
 
 
 def _seconds(key: str, text: str, default: float, least: float) -> float:

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
@@ -403,6 +405,44 @@ def test_a_batch_that_always_loses_its_connection_is_not_sent_for_ever(
         put(active, 1)
 
 
+def test_a_pipeline_that_cannot_be_left_is_a_lost_connection(
+    active: PostgreSQLStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the server's last message has been read, and the end of the stream has not."""
+    session = active.session
+    assert session is not None
+    connection = session.connection
+
+    def stay() -> None:
+        connection.pgconn.enter_pipeline_mode()
+        raise psycopg.OperationalError("cannot exit pipeline mode while busy")
+
+    monkeypatch.setattr(connection, "pipeline", stay)
+    put(active, 1)
+    assert there(active) == [1]
+    assert active.session is not session
+
+
+def test_a_message_that_ends_the_connection_is_a_lost_connection(
+    active: PostgreSQLStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = active.session
+    assert session is not None
+
+    class Last(psycopg.errors.AdminShutdown):
+        @property
+        def diag(self) -> Any:
+            return SimpleNamespace(severity_nonlocalized="FATAL")
+
+    def end(*_args: object, **_options: object) -> None:
+        raise Last("terminating connection due to administrator command")
+
+    monkeypatch.setattr(session.connection, "execute", end)
+    assert there(active) == []
+    put(active, 1)
+    assert active.session is not session
+
+
 def test_a_connection_that_is_lost_while_loading_is_replaced(
     database: str, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +459,49 @@ def test_a_connection_that_is_lost_while_loading_is_replaced(
         store.open()
     assert open_soon(store) == OpenResult(clean=False)
     store.close()
+
+
+def test_a_connection_that_is_lost_while_reopening_is_replaced(
+    active: PostgreSQLStore, admin: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(active, 1)
+    # A store that has failed is closed and opened again within its term.
+    admin.execute("ALTER TABLE message RENAME TO elsewhere")
+    with pytest.raises(StoreFailed, match="cannot be written"):
+        put(active, 2)
+    active.close()
+    admin.execute("ALTER TABLE elsewhere RENAME TO message")
+    load = active._load
+
+    def lose(session: Session) -> None:
+        admin.execute("SELECT pg_terminate_backend(%s)", (session.pid,))
+        monkeypatch.undo()
+        load(session)
+
+    monkeypatch.setattr(active, "_load", lose)
+    assert active.open() == OpenResult(clean=False)
+    put(active, 2)
+    assert there(active) == [1, 2]
+
+
+def test_a_store_that_cannot_be_reopened_frees_its_lock(
+    database: str, active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    put(active, 1)
+    admin.execute("ALTER TABLE message RENAME TO elsewhere")
+    with pytest.raises(StoreFailed, match="cannot be written"):
+        put(active, 2)
+    active.close()
+    admin.execute("ALTER TABLE elsewhere RENAME TO message")
+    admin.execute("ALTER TABLE extent RENAME COLUMN dropped TO elsewhere")
+    for _ in range(2):
+        with pytest.raises(StoreLost, match="cannot be used again"):
+            active.open()
+    admin.execute("ALTER TABLE extent RENAME COLUMN elsewhere TO dropped")
+    second = PostgreSQLStore(database)
+    open_soon(second)
+    assert there(second) == [1]
+    second.close()
 
 
 def test_a_silent_broker_is_disconnected(postgresql: Cluster, database: str) -> None:
@@ -553,6 +636,42 @@ def test_mistakes_in_urls_show_no_password(url: str, text: str) -> None:
         PostgreSQLStore(url)
     assert "secret" not in str(caught.value)
     assert "cret" not in str(caught.value)
+
+
+def test_a_database_in_another_encoding(
+    postgresql: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In SQL_ASCII, which a server without a locale has, text would come as octets."""
+    postgresql.run("DROP DATABASE IF EXISTS octets WITH (FORCE)")
+    postgresql.run("CREATE DATABASE octets TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'")
+    store = PostgreSQLStore(postgresql.url("octets"))
+    store.open()
+    assert "fsync" not in caplog.text
+    second = PostgreSQLStore(postgresql.url("octets"))
+    with pytest.raises(StoreBusy, match=r"is in use by amqp-rt .* at 127.0.0.1"):
+        second.open()
+    second.close()
+    put(store, 1)
+    assert there(store) == [1]
+    store.close()
+
+
+def test_a_weaker_setting_does_not_reach_a_running_broker(primary: Cluster) -> None:
+    store = PostgreSQLStore(primary.url("postgres"))
+    store.open()
+    session = store.session
+    assert session is not None
+    primary.run("ALTER SYSTEM SET synchronous_commit = off")
+    primary.run("ALTER SYSTEM SET work_mem = '5MB'")
+    primary.run("SELECT pg_reload_conf()")
+    until = time.monotonic() + 10
+    with store.lock:
+        # Once the session has read the files again.
+        while session.rows("SHOW work_mem") != [("5MB",)]:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert session.safety().synchronous_commit == "on"
+    store.close()
 
 
 def test_a_store_shows_no_password() -> None:

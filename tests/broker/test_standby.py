@@ -18,7 +18,7 @@ from amqp_rt.broker.broker import store_of
 from amqp_rt.container import running
 from amqp_rt.errors import AmqpError, ConnectionLost
 from amqp_rt.net.memory import MemoryNetwork
-from amqp_rt.stores.base import ChangeSet, OpenResult, SharedStore, StoreBusy, StoreLost
+from amqp_rt.stores.base import ChangeSet, OpenResult, SharedStore, StoreBusy, StoreFailed, StoreLost
 from amqp_rt.stores.memory import MemoryStore
 
 
@@ -178,6 +178,35 @@ async def test_who_loses_the_store_while_nothing_is_written_lets_clients_go(
             with pytest.raises(ConnectionLost, match="has lost its store"):
                 peer.refuse_if_closed()
         with pytest.raises(StoreLost):
+            await broker.serve()
+
+
+class Failing(Shared):
+    """Shared store whose commits fail, before and after it is opened again."""
+
+    fails = False
+
+    def commit(self, batch: ChangeSet) -> None:
+        if self.fails:
+            raise StoreFailed("the table is damaged")
+        super().commit(batch)
+
+
+@pytest.mark.req("B26")
+async def test_a_broker_that_cannot_write_its_shared_store_ends(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A standby would wait in vain for a broker that refuses everything."""
+    store = Failing()
+    async with Broker("old", store=store, network=MemoryNetwork()) as broker:
+        await broker.declare(Queue("q"))
+        await broker.listen("memory://b")
+        async with client_of(broker) as peer, peer.sender("q") as out:
+            await out.send("one", durable=True)
+            store.fails = True
+            with trio.fail_after(5), pytest.raises(ConnectionLost, match="has lost its store"):
+                await out.send("two", durable=True)
+        with pytest.raises(StoreFailed, match="damaged"):
             await broker.serve()
 
 

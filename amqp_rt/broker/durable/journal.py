@@ -81,7 +81,7 @@ class Journal:
         self.failure: AmqpError | None = None
         #: Called with the error for links whose outcomes can no longer be stored.
         self.on_failure: Callable[[Error], None] | None = None
-        #: Called with the error if the store belongs to another broker now: no link may be answered any more.
+        #: Called with the error if another broker may use the store now: no link may be answered any more.
         self.on_lost: Callable[[AmqpError], None] | None = None
         #: Error with which units are refused once the store has been given up.
         self._refusal = Error("amqp:internal-error")
@@ -443,10 +443,11 @@ class Journal:
             self._give_up(units, again)
 
     def _give_up(self, units: list[Unit], error: AmqpError) -> None:
-        """Refuse all units from now on; the result of *units* is unknown."""
+        """Refuse all units from now on; the result of *units* is unknown. If the store is shared, its broker ends."""
         _log.critical("the store is given up: %s", error.description)
         self.failure = error
-        lost = isinstance(error, StoreLost)
+        # Other brokers wait for a shared store: this one must end, so that one of them takes over.
+        lost = isinstance(self.store, SharedStore)
         doubt = (Unanswered if lost else InDoubt)(
             "amqp:internal-error",
             f"whether it was kept is not known, because the store was given up: {error}",

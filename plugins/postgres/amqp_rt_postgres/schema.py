@@ -93,6 +93,9 @@ BEGIN
 END $$;
 """
 
+_PRESENT: Final = (
+    "SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relname = ANY($2)"
+)
 #: Rights on our tables that the user does not have.
 _MISSING: Final = """
 SELECT p || ' on ' || c.relname FROM pg_class c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
@@ -104,20 +107,23 @@ def prepare_schema(connection: psycopg.Connection, name: str) -> None:
     """Create the tables in the schema *name* unless they exist, and use them on this connection.
 
     Raises:
-        AmqpError: They were created by a later release.
+        AmqpError: They were created by another release, or the schema has other tables.
         StoreFailed: The user may not use them.
     """
     identifier = sql.Identifier(name)
     connection.execute(sql.SQL("SET search_path TO {}").format(identifier))
+    tables = re.findall(r"CREATE TABLE (\w+)", _TABLES)
     with connection.transaction():
         # One of several brokers that start at once creates the tables.
         connection.execute(
             "SELECT pg_advisory_xact_lock(hashtext('amqp_rt'), hashtext($1))", (name,)
         )
-        if connection.execute("SELECT to_regclass('state')").fetchone() == (None,):
+        found = {row[0] for row in connection.execute(_PRESENT, (name, tables))}
+        if not found:
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(identifier))
             connection.execute(_TABLES.encode())
-    tables = re.findall(r"CREATE TABLE (\w+)", _TABLES)
+        elif lacking := sorted(set(tables) - found):
+            raise _foreign(name, f"has a table {min(found)!r}, and none {lacking[0]!r}")
     missing = connection.execute(_MISSING, (name, tables)).fetchone()
     if missing is not None:
         raise StoreFailed(
@@ -125,10 +131,18 @@ def prepare_schema(connection: psycopg.Connection, name: str) -> None:
             f"and has no {missing[0]}"
         )
     row = connection.execute("SELECT version FROM state").fetchone()
-    if row is None or row[0] != VERSION:
-        version = "no" if row is None else row[0]
+    if row is None:
+        raise _foreign(name, "has an empty table 'state'")
+    if row[0] != VERSION:
         raise AmqpError(
-            f"the schema {name!r} was written by another release: version {version} of its tables, and this release "
+            f"the schema {name!r} was written by another release: version {row[0]} of its tables, and this release "
             f"knows {VERSION}",
             condition="amqp:not-allowed",
         )
+
+
+def _foreign(name: str, why: str) -> AmqpError:
+    return AmqpError(
+        f"the schema {name!r} {why}, so that it is not that of a store, or not whole: give another one with ?schema=NAME",
+        condition="amqp:not-allowed",
+    )

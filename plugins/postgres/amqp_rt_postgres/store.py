@@ -424,6 +424,9 @@ class PostgreSQLStore:
                         losses += 1
                         self._rejoin(self._term, reason_of(error), losses)
                         continue
+                    if error.sqlstate == _DISK_FULL:
+                        # Even a query may have to write, to make room for its pages in the server's memory.
+                        raise self._full(error) from error
                     self._failed = StoreFailed(f"{self.path} cannot be read: {reason_of(error)}")
                     raise self._failed from error
                 self._answer(session)
@@ -470,10 +473,13 @@ class PostgreSQLStore:
                 raise self._refused(error) from error
             return
 
+    def _full(self, error: psycopg.Error) -> StoreFull:
+        return StoreFull(f"there is no room for {self.path}: {reason_of(error)}")
+
     def _refused(self, error: psycopg.Error) -> AmqpError:
         """Return the exception for *error* in a batch, which was rolled back."""
         if error.sqlstate == _DISK_FULL:
-            return StoreFull(f"there is no room for {self.path}: {reason_of(error)}")
+            return self._full(error)
         if error.sqlstate == FENCED:
             text = f"{self.path} is in use by another broker now: this one must not go on"
             return self._given_up(StoreLost(text))

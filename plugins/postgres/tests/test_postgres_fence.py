@@ -558,6 +558,27 @@ def test_a_full_disk_refuses_a_batch(active: PostgreSQLStore, admin: psycopg.Con
     assert there(active) == [2]
 
 
+def test_a_full_disk_ends_no_store_that_is_read(
+    active: PostgreSQLStore, admin: psycopg.Connection
+) -> None:
+    """A server that has to write pages before it can read others may have no room for them."""
+    put(active, 1)
+    admin.execute("ALTER TABLE message RENAME TO kept")
+    admin.execute(
+        "CREATE FUNCTION fill() RETURNS boolean LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'no space left' USING ERRCODE = 'disk_full'; END $$"
+    )
+    admin.execute("CREATE VIEW message AS SELECT * FROM kept WHERE fill()")
+    for _ in range(2):
+        with pytest.raises(StoreFull, match="no room"):
+            there(active)
+    admin.execute("DROP VIEW message")
+    admin.execute("ALTER TABLE kept RENAME TO message")
+    assert there(active) == [1]
+    put(active, 2)
+    assert there(active) == [1, 2]
+
+
 def test_a_batch_that_the_database_refuses_ends_with_the_connection(
     active: PostgreSQLStore, admin: psycopg.Connection
 ) -> None:
@@ -617,6 +638,22 @@ def test_tables_of_another_release_are_refused(
     active.close()
     admin.execute("UPDATE state SET version = 99")
     with pytest.raises(AmqpError, match="version 99 of its tables"):
+        PostgreSQLStore(database).open()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("DROP TABLE piece CASCADE", "has a table 'body', and none 'piece'"),
+        ("DELETE FROM state", "has an empty table 'state'"),
+    ],
+)
+def test_a_schema_of_something_else_is_refused(
+    active: PostgreSQLStore, database: str, admin: psycopg.Connection, change: str, text: str
+) -> None:
+    active.close()
+    admin.execute(change.encode())
+    with pytest.raises(AmqpError, match=rf"the schema 'amqp_rt' {text}, .* \?schema=NAME"):
         PostgreSQLStore(database).open()
 
 

@@ -18,7 +18,14 @@ from amqp_rt.broker.broker import store_of
 from amqp_rt.container import running
 from amqp_rt.errors import AmqpError, ConnectionLost
 from amqp_rt.net.memory import MemoryNetwork
-from amqp_rt.stores.base import ChangeSet, OpenResult, SharedStore, StoreBusy, StoreFailed, StoreLost
+from amqp_rt.stores.base import (
+    ChangeSet,
+    OpenResult,
+    SharedStore,
+    StoreBusy,
+    StoreFailed,
+    StoreLost,
+)
 from amqp_rt.stores.memory import MemoryStore
 
 

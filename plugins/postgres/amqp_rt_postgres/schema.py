@@ -93,9 +93,7 @@ BEGIN
 END $$;
 """
 
-_PRESENT: Final = (
-    "SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relname = ANY($2)"
-)
+_PRESENT: Final = "SELECT relname::text FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relname = ANY($2)"
 #: Rights on our tables that the user does not have.
 _MISSING: Final = """
 SELECT p || ' on ' || c.relname FROM pg_class c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p

@@ -7,6 +7,7 @@ import threading
 from typing import Final, NamedTuple, Protocol
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from .sessions import Session, ask, now
 from .urls import StoreUrl
@@ -134,11 +135,14 @@ class Watch:
         store.disconnected(session)
 
     def _serves(self, session: Session, within_s: float) -> bool:
-        """Return whether the server works for *session*, as it says on another connection."""
+        """Return whether the server works for *session*, as it says on another connection, or refuses such a one."""
         try:
             if self._other is None:
+                info = session.connection.info
+                # Of several servers, the one that the session is connected to.
+                place = {"host": info.host, "hostaddr": info.hostaddr or None, "port": info.port}
                 self._other = psycopg.connect(
-                    self._url.conninfo,
+                    make_conninfo(self._url.conninfo, **place),
                     autocommit=True,
                     connect_timeout=max(2, int(within_s)),
                     application_name=session.application,
@@ -149,7 +153,10 @@ class Watch:
                 f" FROM pg_stat_activity WHERE pid = {session.pid:d}",
                 within_s,
             )
-        except (psycopg.Error, OSError):
+        except (psycopg.Error, OSError) as error:
+            if self._other is None and "FATAL:" in str(error):
+                # It has no connection left, or takes none from us any more: it lives. Only the system watches the session then.
+                return True
             row = None
         if row is None:
             self._end_questions()

@@ -256,6 +256,29 @@ def test_a_cancelled_wait_for_a_replica_acknowledges_nothing(primary: Cluster) -
     store.close()
 
 
+def test_a_server_without_free_connections_is_not_silent(
+    primary: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whose answer takes long, so that the broker would ask on another connection."""
+    primary.run("CREATE ROLE amqp2 LOGIN PASSWORD 'geheim' CONNECTION LIMIT 1")
+    primary.run("CREATE DATABASE two OWNER amqp2")
+    store = PostgreSQLStore(
+        f"postgresql://amqp2:geheim@127.0.0.1:{primary.port}/two?silent_s=1&rejoin_s=1"
+    )
+    store.open()
+    expect_replica(primary, "gone")
+    committing = threading.Thread(target=put, args=(store, 1))
+    committing.start()
+    wait_for_replica(primary)
+    committing.join(4)
+    assert committing.is_alive()
+    assert "no answer" not in caplog.text
+    expect_replica(primary, "")
+    committing.join(10)
+    assert there(store) == [1]
+    store.close()
+
+
 def test_a_store_closes_without_its_replica_or_its_database(primary: Cluster) -> None:
     for pauses in (False, True):
         store = PostgreSQLStore(primary.url("postgres"))

@@ -127,7 +127,7 @@ async def test_who_loses_the_store_answers_nobody_and_lets_clients_go(
     network = MemoryNetwork()
     calls = Stalls()
     async with (
-        Broker("new", store=new, network=network) as second,
+        Broker("new", store=new, executor=Stalls(), network=network) as second,
         trio.open_nursery() as nursery,
         Container("client", network=network) as client,
     ):

@@ -142,7 +142,7 @@ class StoreFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], vfs: str = "") -> None:
-        self.path = Path(os.path.abspath(path))
+        self.path = _real(path)
         #: Whether the disk was full and the reserve has been released.
         self.full = False
         self._vfs = vfs
@@ -429,6 +429,15 @@ class StoreFile:
         # A journal in memory, so that a batch is rolled back as a whole.
         db.execute("PRAGMA spill.journal_mode = MEMORY; PRAGMA spill.synchronous = OFF")
         db.execute(_SPILL_SCHEMA)
+
+
+def _real(path: str | os.PathLike[str]) -> Path:
+    """Return *path* without symbolic links.
+
+    SQLite resolves links itself and passes the VFS the path of the file, which the VFS compares with this one. A
+    service of systemd with ``DynamicUser=`` has a link as its folder. A store has one lock by whatever path it is opened.
+    """
+    return Path(os.path.realpath(path))
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -757,7 +766,7 @@ def backup(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
         StoreDamaged: The copied data is damaged.
         StoreFailed: *path* is not a store or cannot be read, or *to* exists or cannot be written.
     """
-    source, target = Path(os.path.abspath(path)), Path(os.path.abspath(to))
+    source, target = _real(path), _real(to)
     _refuse_missing(source)
     refuse_foreign(source)
     if target.exists():

@@ -9,8 +9,10 @@ import pytest
 from store_model import check_model
 
 from amqp_rt.stores.base import SHARED_MIN, ChangeSet, OpenResult, Store, StoreFull
+from amqp_rt.stores.errors import StoreBusy
 from amqp_rt.stores.memory import MemoryStore
 from amqp_rt.stores.sqlite import SQLiteStore
+from amqp_rt.stores.sqlite_files import backup, check
 from amqp_rt.testing.checks import STORE_CHECKS, check_store
 
 pytestmark = pytest.mark.req("B26")
@@ -162,3 +164,22 @@ def test_removals_of_all_kinds_of_runs(tmp_path: Path) -> None:
     kept = {(node, each.sequence) for node in (0, 1, 2) for each in store.heads(node)}
     assert kept == {*places, (2, 300)} - gone
     store.close()
+
+
+def test_links_lead_to_one_store(tmp_path: Path) -> None:
+    """The folder of a service with DynamicUser= is a link, as is /var of macOS."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "folder").symlink_to("private")
+    (tmp_path / "file.db").symlink_to("folder/broker.db")
+    for path in ("folder/broker.db", "file.db", "private/broker.db"):
+        store, again = SQLiteStore(tmp_path / path), SQLiteStore(tmp_path / "private/broker.db")
+        store.open()
+        batch = ChangeSet()
+        batch.put(1, store.summary(1)[0] + 1, b"head", b"payload")
+        store.commit(batch)
+        with pytest.raises(StoreBusy, match="is in use"):
+            again.open()
+        store.close()
+    assert check(tmp_path / "file.db").messages == 3
+    backup(tmp_path / "file.db", tmp_path / "folder/copy.db")
+    assert check(tmp_path / "private/copy.db").messages == 3

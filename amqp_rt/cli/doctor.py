@@ -144,7 +144,7 @@ def _used(config: str | None, given: _Files) -> _Files:
         given = given._replace(connections_max=limits.connections_max)
         serve.check(context)
     except click.ClickException as error:
-        return given._replace(refusal=error.format_message())
+        return given._replace(refusal=error.format_message().removesuffix("."))
     return given
 
 
@@ -313,7 +313,7 @@ def _modes(files: _Files) -> Iterator[Finding]:
             state = WARNING if what == "store" else WRONG
             yield Finding(
                 "modes", state, f"others can use {name} ({what}): its mode is {mode:03o}",
-                f"chmod 600 {name}",
+                f"run chmod 600 {name}",
             )  # fmt: skip
         else:
             yield Finding("modes", OK, f"only its owner can use {name} ({what})")

@@ -192,9 +192,11 @@ def test_files_of_a_broker_are_examined_as_its_config_names_them(tmp_path: Path)
     )
     found = findings("--config", str(config))
     assert [state for state, _, _ in found["rights"]] == ["wrong", "warning", "warning"]
-    assert ("wrong", f"others can use {users} (users): its mode is 644", f"chmod 600 {users}") in (
-        found["modes"]
-    )
+    assert (
+        "wrong",
+        f"others can use {users} (users): its mode is 644",
+        f"run chmod 600 {users}",
+    ) in (found["modes"])
     [(state, text, _)] = found["descriptors"]
     assert (state, "connections_max 1000000000" in text) == ("warning", True)
     [(_, only_users, _)] = findings("--users", str(users))["rights"]
@@ -242,6 +244,8 @@ def test_what_a_broker_would_refuse_is_wrong(
     [(state, found, advice)] = findings("--config", "serve.toml")["options"]
     assert (state, advice) == ("wrong", NOT_STARTED)
     assert sentence.format(folder=tmp_path) in found
+    # The advice follows as a sentence of its own.
+    assert not found.endswith(".")
     done = run("serve", "--config", "serve.toml")
     assert done.exit_code == 2
     assert found in done.stderr

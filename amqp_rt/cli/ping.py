@@ -153,7 +153,7 @@ async def _ping(place: Url, where: Where, steps: _Steps, count: int) -> None:
                     tls=where.tls,
                     transport=connected,
                 )
-        mechanisms = mechanisms_for(place, where.tls, secure=dialled.secure)
+        mechanisms = mechanisms_for(place, where.tls, secure=dialled.secure, local=local)
         try:
             refuse_in_clear(place, mechanisms, secure=dialled.secure, local=local)
         except AmqpError:

@@ -634,7 +634,9 @@ class Dialler:
         dialling = self._dialling
         chosen = dialling.mechanisms
         if chosen is None:
-            chosen = mechanisms_for(url, dialling.tls, secure=secure)
+            chosen = mechanisms_for(
+                url, dialling.tls, secure=secure, local=local, allowed=dialling.plain_in_clear
+            )
         refuse_in_clear(url, chosen, secure=secure, local=local, allowed=dialling.plain_in_clear)
         return chosen
 
@@ -752,17 +754,29 @@ class Dialler:
 
 
 def mechanisms_for(
-    url: Url, tls: ClientTls | ssl.SSLContext | None, *, secure: bool
+    url: Url,
+    tls: ClientTls | ssl.SSLContext | None,
+    *,
+    secure: bool,
+    local: bool,
+    allowed: bool = False,
 ) -> tuple[ClientMechanism, ...]:
     """Return the mechanisms to log in with at *url* where none are given, the preferred one first.
+
+    A password that may not be sent in clear is proved by SCRAM, if that supports its characters.
 
     Args:
         url: The URL of the peer, which may have user and password.
         tls: Our certificate, if there is one.
         secure: Whether the connection is encrypted.
+        local: Whether the peer is on this machine.
+        allowed: Whether a password may be sent in clear all the same.
     """
     if url.user is not None:
-        return _by_password(url.user, url.password or "")
+        found = _by_password(url.user, url.password or "")
+        if may_send_in_clear(secure=secure, local=local, allowed=allowed):
+            return found
+        return tuple(each for each in found if not reveals(each)) or found
     if secure and isinstance(tls, ClientTls) and tls.has_certificate:
         return (External(), Anonymous())
     return (Anonymous(),)

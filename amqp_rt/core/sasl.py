@@ -216,4 +216,8 @@ class SaslLayer:
                 "the peer requires a login: give a user name and a password, as in amqp://USER:PASSWORD@HOST"
                 f" (its SASL mechanisms are {shown})"
             )
-        return f"the peer offers only these SASL mechanisms: {shown}"
+        text = f"the peer offers only these SASL mechanisms: {shown}"
+        if "PLAIN" in names and all(name.startswith("SCRAM-") for name in ours):
+            # What is left of a user and a password where the latter may not be sent in clear.
+            text += "; PLAIN sends the password itself, which takes TLS or plain_in_clear=True"
+        return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from amqp_rt.errors import (
 from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED, Error
+from amqp_rt.security.identities import Users, password_line
 from amqp_rt.security.mechanisms import Anonymous, Plain
 from amqp_rt.termini import Target
 from amqp_rt.testing.pairs import Recorder
@@ -133,6 +135,34 @@ async def test_a_password_does_not_cross_a_network_in_clear() -> None:
         assert caught.value.condition == "amqp:not-allowed"
         async with c.connect(url, auth=Plain("joe", "secret"), plain_in_clear=True) as peer:
             assert peer.state == "open"
+
+
+@pytest.mark.req("SE9")
+async def test_a_url_logs_in_by_scram_where_a_password_may_not_be_sent(tmp_path: Path) -> None:
+    ours = _outside_address()
+    if ours is None:
+        pytest.skip("this machine has no address but loopback")
+    scram, plain = tmp_path / "scram", tmp_path / "plain"
+    scram.write_text(password_line("joe", "secret", scram=["SHA-256"]) + "\n")
+    plain.write_text(password_line("joe", "secret") + "\n")
+    users = Users()
+    users.load(scram)
+    async with Container("c", users=users) as c:
+        (url,) = await c.listen(f"amqp://{ours}:0")
+        assert await pinged(url.replace("://", "://joe:secret@")) == "open"
+        with pytest.raises(AuthenticationFailed, match="did not accept"):
+            await pinged(url.replace("://", "://joe:wrong@"))
+    users = Users()
+    users.load(plain)
+    async with Container("c", users=users, plain_in_clear=True) as c:
+        (url,) = await c.listen(f"amqp://{ours}:0")
+        with pytest.raises(AuthenticationFailed, match="PLAIN sends the password itself"):
+            await pinged(url.replace("://", "://joe:secret@"))
+
+
+async def pinged(url: str) -> str:
+    async with connect(url) as peer:
+        return peer.state
 
 
 def _outside_address() -> str | None:

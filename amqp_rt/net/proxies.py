@@ -303,7 +303,8 @@ async def _request_tunnel(stream: trio.SocketStream, proxy: Proxy, target: str) 
     code = event.status_code
     if 200 <= code < 300:
         return
-    if code == 407:
+    # tinyproxy answers 401 to a wrong password, and 407 to none.
+    if code in (401, 407):
         raise _login_refused(proxy)
     raise ConnectFailed(
         f"the proxy answered {code} {_printable(event.reason.decode('latin-1'))}".rstrip()

@@ -168,6 +168,7 @@ OFFERED = b"\5\0"
         ("http", (b"HTTP/1.1 403 Forbidden\r\n\r\n",), "the proxy answered 403 Forbidden"),
         ("http", (b"HTTP/1.1 502 \r\n\r\n",), "the proxy answered 502"),
         ("http", (b"HTTP/1.1 407 Login\r\n\r\n",), "the proxy requires a user name and a password"),
+        ("http", (b"HTTP/1.1 401 Login\r\n\r\n",), "the proxy requires a user name and a password"),
         ("http", (b"\5\0\0\0\r\n\r\n",), "the answer is none of a proxy of HTTP"),
         ("http", (b"HTTP/1.1 200 OK\r\nA: " + b"a" * 100_000,), "the answer is none of a proxy of HTTP"),
         ("http", (), "the proxy closed the connection"),

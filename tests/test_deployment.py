@@ -168,7 +168,12 @@ def status(url: str) -> int:
 @pytest.mark.slow
 def test_the_unit_starts_reports_and_stops(at: Folder) -> None:
     settings = deployed.unit()
-    state, credentials = at.folder("state/amqp-rt"), at.folder("credentials")
+    values = dict(settings)
+    # With DynamicUser= the folder of a service is a link.
+    assert values["DynamicUser"] == "yes"
+    at.folder("state/private/amqp-rt")
+    (state := at.path / "state/amqp-rt").symlink_to("private/amqp-rt")
+    credentials = at.folder("credentials")
     for name in [value.partition(":")[0] for key, value in settings if key == "LoadCredential"]:
         if name == "users":
             users_file(credentials / name)
@@ -183,7 +188,6 @@ def test_the_unit_starts_reports_and_stops(at: Folder) -> None:
         if key == "Environment":
             name, _, text = value.partition("=")
             environ[name] = re.sub("%[a-zA-Z]", lambda found: specifiers[found[0]], text)
-    values = dict(settings)
     manager = Manager(at)
     environ["NOTIFY_SOCKET"] = str(manager.path)
     # A hundredth of the time, so that the test need not wait for signs of life.

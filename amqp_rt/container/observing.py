@@ -13,7 +13,7 @@ from ..compiling import mypyc_attr
 from ..errors import DecodeError
 from ..fronts.base import IncomingDelivery, OutgoingDelivery, Payload
 from ..message import MESSAGE_FORMAT, Message, MessageId
-from ..observers import error_of, error_of_outcome
+from ..observers import error_of, error_of_outcome, log_failed
 from ..outcomes import ACCEPTED, Accepted
 from ..trace_context import NO_TRACE, TRACE_OCTETS, with_trace
 from ..unread import UnreadMessage
@@ -281,5 +281,9 @@ class ObservedRunSteps:
         """End *operation*, whose handler has run."""
         worker.operation = worker.message = None
         if operation is not None:
-            operation.leave()
-            operation.end(error)
+            # A message that the handler has accepted is settled after this: what is raised must not fail it.
+            try:
+                operation.leave()
+                operation.end(error)
+            except Exception as failure:
+                log_failed("end", operation, failure)

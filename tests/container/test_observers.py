@@ -303,6 +303,37 @@ async def test_handlers_of_octets_have_the_same_outcomes_with_observers(
         ]
 
 
+@pytest.mark.parametrize("address", ["octets", "orders/ada"])
+async def test_an_operation_that_raises_at_its_end_does_not_fail_the_message(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Raising(Noted):
+        def end(self, error: str | None = None) -> None:
+            raise RuntimeError("no end")
+
+    class Direct(Notes):
+        """Observer that says that it raises nothing, so that it is called directly."""
+
+        guards_itself = True
+
+        def observe(self, link: ObservedLink) -> LinkObserver | None:
+            return self if link.kind == "process" else None  # type: ignore[return-value]
+
+        def begin_unread(self, message: object) -> ObservedOperation | None:
+            return Raising(self.ended, "process", {})
+
+    async with (
+        Container("all", nodes=[Application(), take_octets], observe=[Direct()]) as all_,
+        all_.local() as peer,
+        peer.sender(address) as sender,
+    ):
+        await sender.send(b"good")
+    counts = all_.stats()["octets" if address == "octets" else "orders/{customer}"]
+    assert (counts["accepted"], counts["modified"]) == (1, 0)
+    (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert line.startswith("observer failed: end of ")
+
+
 class Reads(Notes):
     """Observer that keeps the messages that it gets; of others it only notes the ends."""
 

@@ -51,10 +51,10 @@ class CallerContext:
             self._trace = trace_of(source)
         return self._trace
 
-    def within(self, within: float | None) -> float | None:
+    def within(self, within: Any) -> Any:
         """Return the seconds that a call may take: at most *within*, and the time the caller has left.
 
-        An infinite *within* detaches the call from the deadline.
+        An infinite *within* detaches the call from the deadline. Any type of numbers may come from applications.
 
         Raises:
             DeadlineExceeded: There is no time left. Nothing was sent.

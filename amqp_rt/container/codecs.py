@@ -168,12 +168,19 @@ class Codecs:
         codec = None if media_type == AMQP_VALUE else self.claiming(type(value))
         if codec is None:
             return None
+        own: Any
+        octets: Any
         try:
             own, octets = codec.encode(value, media_type)
         except AmqpError:
             raise
         except (ValueError, TypeError) as error:
             raise EncodeError(f"the payload cannot be encoded: {brief(error)}") from None
+        if not isinstance(own, str) or not isinstance(octets, bytes):
+            raise EncodeError(
+                f"{type(codec).__name__}.encode returned {type(own).__name__} and {type(octets).__name__}, and not a "
+                "content-type and octets"
+            )
         return content_type or own, octets, "data"
 
 

@@ -440,6 +440,17 @@ def test_what_is_no_codec_is_refused(given: Any) -> None:
         Container("c", codecs=[given])
 
 
+@pytest.mark.parametrize("given", [(b"a/b", b"x"), ("a/b", "x"), (None, None)])
+def test_what_a_codec_returns_is_checked(given: Any) -> None:
+    class Wrong(MoneyCodec):
+        def encode(self, value: Money, media_type: str | None) -> tuple[str, bytes]:
+            found: tuple[str, bytes] = given
+            return found
+
+    with pytest.raises(EncodeError, match=r"Wrong\.encode returned .*, and not a content-type"):
+        Codecs([Wrong()]).encode(Money(1), None)
+
+
 def test_media_types_of_peers_take_bounded_memory() -> None:
     class Every(MoneyCodec):
         def decoder(self, kind: Any, media_type: str) -> Callable[[bytes], Any] | None:

@@ -170,6 +170,9 @@ def check(requirements: Requirements, proofs: Proofs) -> int:
 
 
 def main() -> int:
+    if sys.argv[1:] not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
     proofs: Proofs = {}
     for each in sorted(ROOT.glob(NOTES)):
         for name, tests in json.loads(each.read_text("utf-8")).items():

@@ -205,7 +205,7 @@ async def test_a_broker_that_cannot_write_its_shared_store_ends(
 ) -> None:
     """A standby would wait in vain for a broker that refuses everything."""
     store = Failing()
-    async with Broker("old", store=store, network=MemoryNetwork()) as broker:
+    async with Broker("old", store=store, executor=Stalls(), network=MemoryNetwork()) as broker:
         await broker.declare(Queue("q"))
         await broker.listen("memory://b")
         async with client_of(broker) as peer, peer.sender("q") as out:

@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 import trio
 
-from amqp_rt import Broker
+from amqp_rt import Broker, Plain
 from amqp_rt.addresses import parse_url, transport_plugins
 from amqp_rt.broker import Queue, Topic
 from amqp_rt.broker.building import FilterType, InvalidFilter, MessageView
@@ -230,9 +230,7 @@ async def test_urls_have_the_transport_of_a_plug_in(install: Install, tmp_path: 
             pass
 
 
-async def test_a_transport_in_clear_is_refused_where_tls_is_required(
-    install: Install, tmp_path: Path
-) -> None:
+async def test_no_password_crosses_a_transport_in_clear(install: Install, tmp_path: Path) -> None:
     install(
         "amqp_rt.transports", "pigeon=Pigeon", PIGEON.replace("secure = True", "secure = False")
     )
@@ -240,8 +238,14 @@ async def test_a_transport_in_clear_is_refused_where_tls_is_required(
     async with Broker(users={"ann": "secret"}) as broker:
         await broker.listen(url)
         with pytest.raises(AmqpError, match="clear"):
-            async with broker.connect(url.replace("://", "://ann:secret@"), reconnect=None):
+            async with broker.connect(url, auth=Plain("ann", "secret"), reconnect=None):
                 pass
+        # The broker offers SCRAM, which proves the password without sending it.
+        with_user = url.replace("://", "://ann:secret@")
+        async with broker.connect(with_user, reconnect=None) as peer:
+            assert not peer.peer.secure
+            (accepted,) = broker.container.entry.connections
+            assert str(accepted.peer.user) == "ann"
 
 
 def test_schemes_without_a_plug_in_are_named(install: Install) -> None:

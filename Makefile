@@ -308,7 +308,7 @@ uv-build = $(BIN)/uv build --quiet --python "$$(command -v $(PYTHON))" --out-dir
 # What is compiled, what runs through it, and one program of each peer, all of them briefly: the tests on plain Python
 # take the full counts. All else runs the same Python either way: only long runs repeat all tests on the compiled wheel,
 # and those that are slow, but for attacks.
-TWICE := $(addprefix tests/,codec core stores broker container net differential fuzz interop abuse telemetry/test_otel.py test_message.py test_reference_cycles.py test_trace_context.py) $(AMQP091)/tests \
+TWICE := $(addprefix tests/,codec core stores broker container net differential fuzz interop abuse telemetry/test_metrics.py telemetry/test_otel.py test_message.py test_reference_cycles.py test_trace_context.py) $(AMQP091)/tests \
   $(foreach part,attacks bounds management,$(RABBITMQ)/tests/test_rabbitmq_$(part).py) \
   $(foreach part,batches entity fan_out forwarding messages namespace_links operations senders session,$(wildcard $(SERVICEBUS)/tests/test_$(part)*.py)) \
   $(foreach part,branches codec declarations endings execution fragments frames messages publishing sessions settling subscriptions transactions,\

@@ -32,7 +32,7 @@ from amqp_rt.limits import Limits
 from amqp_rt.message import Message
 from amqp_rt.outcomes import ACCEPTED
 from amqp_rt.stores.memory import MemoryStore
-from amqp_rt.telemetry.metrics import HandlerTimes
+from amqp_rt.telemetry.handler_times import HandlerTimes
 from amqp_rt.telemetry.otel import Otel
 from amqp_rt.termini import Source, Target
 from amqp_rt.testing.pairs import Recorder

@@ -55,7 +55,7 @@ _FLAGS: Final = tuple(trace.TraceFlags(value) for value in range(256))
 _HEXADECIMAL: Final = tuple(f"{value:02x}" for value in range(256))
 
 
-# An ordinary class: applications may derive from it, and nothing of a message passes through it.
+# An ordinary class: applications may derive from it, and of messages only those that fail pass through it.
 @mypyc_attr(native_class=False)
 class Otel:
     """Observer that makes spans and metrics of OpenTelemetry, by its conventions for messaging.

@@ -45,7 +45,8 @@ def sample(one: Contestant, how: str, calls: bool, seconds: float) -> Sample:
     costs = compared(one, how, "off", calls, seconds)
     if how in TRACED and not calls:
         by_hand = _cost_us(one, how, calls, seconds / 2, by_hand=True)
-        span = (costs["cpu_us"] - costs["cpu_us"] / costs["over_off"]) / SPANS
+        without = costs["cpu_us"] / costs["over_off"]
+        span = (costs["cpu_us"] - without) / SPANS
         costs |= {
             "span_us": span,
             "hand_us": by_hand / SPANS,
